@@ -1,0 +1,26 @@
+"""Supported architectures, by Hugging Face `model_type`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stretto.backbones.albert import Albert
+from stretto.backbones.base import Backbone, LayerModules
+from stretto.backbones.bert import Bert, Electra, Roberta
+from stretto.backbones.distilbert import DistilBert
+from stretto.backbones.mpnet import MPNet
+from stretto.registry import Registry
+
+BACKBONES: Registry[type[Backbone]] = Registry(
+    "backbone architecture",
+    {name: cls for cls in (Bert, Roberta, DistilBert, Electra, Albert, MPNet) for name in cls.model_types},
+    hint="To add one, write a Backbone subclass in stretto/backbones (see docs/backbones.md) and list it there.",
+)
+
+
+def backbone_for(model: Any) -> Backbone:
+    """The backbone that serves a Hugging Face sequence-classification model."""
+    return BACKBONES[model.config.model_type](model)
+
+
+__all__ = ["BACKBONES", "Backbone", "LayerModules", "backbone_for"]

@@ -1,0 +1,57 @@
+"""ALBERT: layers share parameters, embeddings are narrow, the pooler is a bare Linear."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from stretto.backbones.base import Backbone, LayerModules
+
+
+class Albert(Backbone):
+    model_types = ("albert",)
+
+    def list_layers(self) -> list[nn.Module]:
+        """The same module stands in the list as often as it runs."""
+        config, groups = self.config, self.encoder.encoder.albert_layer_groups
+        group_of = [
+            int(i / (config.num_hidden_layers / config.num_hidden_groups)) for i in range(config.num_hidden_layers)
+        ]
+        return [layer for group in group_of for layer in groups[group].albert_layers]
+
+    def modules(self, layer: int) -> LayerModules:
+        block: Any = self.layers[layer]
+        return LayerModules(
+            query=block.attention.query,
+            key=block.attention.key,
+            value=block.attention.value,
+            attention_output=block.attention.dense,
+            attention_norm=block.attention.LayerNorm,
+            ffn_in=block.ffn,
+            activation=block.activation,
+            ffn_out=block.ffn_output,
+            ffn_norm=block.full_layer_layer_norm,
+        )
+
+    def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
+        return self.encoder.encoder.embedding_hidden_mapping_in(super().embed(input_ids, token_type_ids, positions))
+
+    def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
+        block: Any = self.layers[layer]
+        return block.full_layer_layer_norm(block.ff_chunk(hidden) + hidden)
+
+    def head_modules(self) -> list[nn.Module]:
+        return [self.encoder.pooler, self.model.classifier]
+
+    def classify(self, first_rows: Tensor) -> Tensor:
+        pooled = torch.tanh(self.encoder.pooler(first_rows))
+        return self.model.classifier(self.model.dropout(pooled))
+
+    def pooler(self) -> nn.Linear | None:
+        return cast(nn.Linear, self.encoder.pooler)
+
+    @property
+    def embedding_macs(self) -> int:
+        return self.encoder.encoder.embedding_hidden_mapping_in.weight.numel()

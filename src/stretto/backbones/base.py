@@ -1,0 +1,94 @@
+"""What the engines need to know about an architecture: its modules by role, and its few peculiarities.
+
+Every supported architecture is a stack of post-LN layers: LN(h + attention(h)), then LN(h + FFN(h)).
+A backbone hands out the Hugging Face modules themselves; nothing is copied.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class LayerModules:
+    """The parts of one layer by role, as Hugging Face stores them."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    attention_output: nn.Linear
+    attention_norm: nn.LayerNorm
+    ffn_in: nn.Linear
+    activation: Callable[[Tensor], Tensor]
+    ffn_out: nn.Linear
+    ffn_norm: nn.LayerNorm
+
+
+class Backbone(ABC):
+    """An encoder with a sequence-classification head. B sequences, T columns, d hidden size, C labels."""
+
+    model_types: ClassVar[tuple[str, ...]]
+    """`config.model_type` values this class serves."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model  # the Hugging Face …ForSequenceClassification
+        self.encoder = model.base_model
+        self.config = model.config
+        self.layers: list[nn.Module] = self.list_layers()
+        self.n_layers = len(self.layers)
+        self.d = int(self.config.hidden_size)
+        self.n_heads = int(self.config.num_attention_heads)
+        self.ffn_size = self.modules(0).ffn_in.out_features
+        self.n_labels = int(self.config.num_labels)
+
+    def list_layers(self) -> list[nn.Module]:
+        """The layers in the order they run."""
+        return list(self.encoder.encoder.layer)
+
+    @abstractmethod
+    def modules(self, layer: int) -> LayerModules:
+        """The parts of layer `layer` (from 0)."""
+
+    def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
+        """All [b, n] -> [b, n, d]. The packed engine calls it with b = 1 and the rows of many sequences."""
+        return self.encoder.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=positions)
+
+    def attend(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
+        """Attention block with residual and norm: [B, T, d], additive bias [B, 1 or heads, 1 or T, T]."""
+        return self.layers[layer].attention(hidden, attention_mask=bias)[0]
+
+    def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
+        """FFN block with residual and norm: [B, T, d] -> [B, T, d]."""
+        return self.layers[layer].feed_forward_chunk(hidden)
+
+    def position_bias(self, length: int) -> Tensor | None:
+        """[heads, length, length] added to attention scores by relative position, or None."""
+        return None
+
+    @abstractmethod
+    def head_modules(self) -> list[nn.Module]:
+        """The modules of the final head (they learn from scratch, and their cost is counted)."""
+
+    @abstractmethod
+    def classify(self, first_rows: Tensor) -> Tensor:
+        """The final head on the states of position 0: [B, d] -> [B, C]."""
+
+    def pooler(self) -> nn.Linear | None:
+        """A pretrained Linear(d, d) that pools position 0, to initialise exits from; None where there is none."""
+        return None
+
+    @property
+    def embedding_macs(self) -> int:
+        """Multiply-adds per token to bring embeddings to the hidden size (0 where they have it already)."""
+        return 0
+
+    @property
+    def head_macs(self) -> int:
+        """Multiply-adds of the final head for one sequence."""
+        linears = (m for module in self.head_modules() for m in module.modules() if isinstance(m, nn.Linear))
+        return sum(linear.weight.numel() for linear in linears)

@@ -1,0 +1,75 @@
+"""BERT, and the architectures that differ from it only in embeddings or in the final head."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from stretto.backbones.base import Backbone, LayerModules
+
+
+class Bert(Backbone):
+    model_types = ("bert",)
+
+    def modules(self, layer: int) -> LayerModules:
+        block: Any = self.layers[layer]
+        attention = block.attention
+        return LayerModules(
+            query=attention.self.query,
+            key=attention.self.key,
+            value=attention.self.value,
+            attention_output=attention.output.dense,
+            attention_norm=attention.output.LayerNorm,
+            ffn_in=block.intermediate.dense,
+            activation=block.intermediate.intermediate_act_fn,
+            ffn_out=block.output.dense,
+            ffn_norm=block.output.LayerNorm,
+        )
+
+    def head_modules(self) -> list[nn.Module]:
+        return [self.encoder.pooler, self.model.classifier]
+
+    def classify(self, first_rows: Tensor) -> Tensor:
+        pooled = self.encoder.pooler(first_rows.unsqueeze(1))  # the pooler itself picks column 0
+        return self.model.classifier(self.model.dropout(pooled))
+
+    def pooler(self) -> nn.Linear | None:
+        return cast(nn.Linear, self.encoder.pooler.dense)
+
+
+class Roberta(Bert):
+    """Positions start behind the padding id; the head is one module that reads column 0."""
+
+    model_types = ("roberta", "xlm-roberta", "camembert")
+
+    def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
+        behind_padding = positions + self.encoder.embeddings.padding_idx + 1
+        return super().embed(input_ids, token_type_ids, behind_padding)
+
+    def head_modules(self) -> list[nn.Module]:
+        return [self.model.classifier]
+
+    def classify(self, first_rows: Tensor) -> Tensor:
+        return self.model.classifier(first_rows.unsqueeze(1))
+
+    def pooler(self) -> nn.Linear | None:
+        return None  # Hugging Face builds these classifiers without a pooler
+
+
+class Electra(Bert):
+    """Embeddings may be narrower than the layers; the head is one module that reads column 0."""
+
+    model_types = ("electra",)
+    head_modules = Roberta.head_modules
+    classify = Roberta.classify
+    pooler = Roberta.pooler
+
+    def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
+        embedded = super().embed(input_ids, token_type_ids, positions)
+        return self.encoder.embeddings_project(embedded) if self.embedding_macs else embedded
+
+    @property
+    def embedding_macs(self) -> int:
+        project = getattr(self.encoder, "embeddings_project", None)
+        return 0 if project is None else project.weight.numel()

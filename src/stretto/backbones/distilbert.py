@@ -1,0 +1,52 @@
+"""DistilBERT: other names, no token types, no pooler but a `pre_classifier`."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from stretto.backbones.base import Backbone, LayerModules
+
+
+class DistilBert(Backbone):
+    model_types = ("distilbert",)
+
+    def list_layers(self) -> list[nn.Module]:
+        return list(self.encoder.transformer.layer)
+
+    def modules(self, layer: int) -> LayerModules:
+        block: Any = self.layers[layer]
+        return LayerModules(
+            query=block.attention.q_lin,
+            key=block.attention.k_lin,
+            value=block.attention.v_lin,
+            attention_output=block.attention.out_lin,
+            attention_norm=block.sa_layer_norm,
+            ffn_in=block.ffn.lin1,
+            activation=block.ffn.activation,
+            ffn_out=block.ffn.lin2,
+            ffn_norm=block.output_layer_norm,
+        )
+
+    def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
+        return self.encoder.embeddings(input_ids, position_ids=positions)
+
+    def attend(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
+        block: Any = self.layers[layer]
+        return block.sa_layer_norm(block.attention(hidden, attention_mask=bias)[0] + hidden)
+
+    def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
+        block: Any = self.layers[layer]
+        return block.output_layer_norm(block.ffn(hidden) + hidden)
+
+    def head_modules(self) -> list[nn.Module]:
+        return [self.model.pre_classifier, self.model.classifier]
+
+    def classify(self, first_rows: Tensor) -> Tensor:
+        pooled = torch.relu(self.model.pre_classifier(first_rows))
+        return self.model.classifier(self.model.dropout(pooled))
+
+    def pooler(self) -> nn.Linear | None:
+        return cast(nn.Linear, self.model.pre_classifier)

@@ -1,0 +1,1 @@
+"""Two executors of one method: `reference` (padded, the oracle) and `packed` (fast)."""

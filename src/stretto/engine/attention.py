@@ -1,0 +1,120 @@
+"""Attention over packed rows: each sequence sees its own rows only, with no mask and no padding.
+
+Sequences stand one after another in the packed matrices. Neighbours of equal size (a `Group`) are computed in
+one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Group:
+    """`count` neighbouring sequences with `n_query` query rows and `n_key` key rows each."""
+
+    count: int
+    n_query: int
+    n_key: int
+    query_start: int
+    key_start: int
+
+    def queries(self, packed: Tensor, heads: int) -> Tensor:
+        """[N_query, d] -> [count, heads, n_query, d / heads] (a view)."""
+        return self._split(packed, self.query_start, self.n_query, heads)
+
+    def keys(self, packed: Tensor, heads: int) -> Tensor:
+        """[N_key, d] -> [count, heads, n_key, d / heads] (a view)."""
+        return self._split(packed, self.key_start, self.n_key, heads)
+
+    def _split(self, packed: Tensor, start: int, length: int, heads: int) -> Tensor:
+        rows = packed[start : start + self.count * length]
+        return rows.view(self.count, length, heads, -1).transpose(1, 2)
+
+
+def groups(n_query: list[int], n_key: list[int]) -> Iterator[Group]:
+    """Runs of neighbouring sequences of equal size. A sequence without queries is passed over."""
+    query_start = key_start = first = 0
+    sizes = list(zip(n_query, n_key, strict=True))
+    while first < len(sizes):
+        last = first
+        while last < len(sizes) and sizes[last] == sizes[first]:
+            last += 1
+        count, (queries, keys) = last - first, sizes[first]
+        if queries:
+            yield Group(count, queries, keys, query_start, key_start)
+        query_start += count * queries
+        key_start += count * keys
+        first = last
+
+
+def position_biases(group: Group, table: Tensor, q_position: Tensor, k_position: Tensor) -> Tensor:
+    """[count, heads, n_query, n_key] from a [heads, T, T] table and the packed positions of queries and keys."""
+    q = q_position[group.query_start : group.query_start + group.count * group.n_query].view(group.count, -1)
+    k = k_position[group.key_start : group.key_start + group.count * group.n_key].view(group.count, -1)
+    return table[:, q[:, :, None], k[:, None, :]].transpose(0, 1)
+
+
+@dataclass
+class PackedAttention:
+    """One layer's attention for one batch. q is [≥ N_query, d]; k and v are [≥ N_key, d]; `heads` divide d."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    n_query: list[int]
+    n_key: list[int]
+    heads: int
+    bias_table: Tensor | None = None  # [heads, T, T] by relative position
+    q_position: Tensor | None = None
+    k_position: Tensor | None = None
+
+    @cached_property
+    def probabilities(self) -> list[tuple[Group, Tensor]]:
+        """Per group [count, heads, n_query, n_key], for methods that need to see where attention goes."""
+        found = []
+        for group in groups(self.n_query, self.n_key):
+            q, k = group.queries(self.q, self.heads), group.keys(self.k, self.heads)
+            scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
+            bias = self._bias(group)
+            found.append((group, torch.softmax(scores if bias is None else scores + bias, dim=-1)))
+        return found
+
+    def received(self) -> Tensor:
+        """[N_key]: attention paid to each key row, summed over heads and query rows."""
+        total = self.k.new_zeros(sum(self.n_key))
+        for group, p in self.probabilities:
+            total[group.key_start : group.key_start + group.count * group.n_key] = p.sum(dim=(1, 2)).flatten()
+        return total
+
+    def context(self, out: Tensor) -> None:
+        """Write the weighted sums of all query rows to the first rows of `out` ([≥ N_query, d])."""
+        for group in groups(self.n_query, self.n_key):
+            q, k, v = group.queries(self.q, self.heads), group.keys(self.k, self.heads), group.keys(self.v, self.heads)
+            summed = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(group))
+            rows = group.count * group.n_query
+            out[group.query_start : group.query_start + rows] = summed.transpose(1, 2).reshape(rows, -1)
+
+    def context_of(self, keep: Tensor, out: Tensor) -> None:
+        """Weighted sums of the query rows where `keep` ([N_query] bool) alone, in order, to the first rows of `out`."""
+        written = 0
+        for group, p in self.probabilities:
+            v = group.keys(self.v, self.heads)
+            kept = keep[group.query_start : group.query_start + group.count * group.n_query].view(group.count, -1)
+            for index in range(group.count):
+                summed = p[index][:, kept[index]] @ v[index]  # [heads, kept, d / heads]
+                rows = summed.shape[1]
+                out[written : written + rows] = summed.transpose(0, 1).flatten(1)
+                written += rows
+
+    def _bias(self, group: Group) -> Tensor | None:
+        if self.bias_table is None:
+            return None
+        assert self.q_position is not None and self.k_position is not None
+        return position_biases(group, self.bias_table, self.q_position, self.k_position)

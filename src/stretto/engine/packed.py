@@ -1,0 +1,177 @@
+"""The packed engine: the live rows of all live sequences in one [rows, d] matrix. Inference only.
+
+Dropping a token is an index, an exit is a smaller matrix, freezing shrinks queries and FFN. There is no padding
+between sequences; only the matrix as a whole is rounded up (`round_up`), so that oneDNN meets few shapes.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stretto.backbones import Backbone
+from stretto.engine.attention import PackedAttention
+from stretto.engine.linear import Product, product
+from stretto.engine.run import Run
+from stretto.state import Inputs, Output, State
+
+if TYPE_CHECKING:
+    from stretto.methods.base import Method
+
+
+def round_up(rows: int) -> int:
+    """Rows the matrix gets. A oneDNN kernel is built once per shape (~0.5 ms): ever-new shapes would cost more."""
+    step = 8 if rows <= 256 else 32
+    return -(-max(rows, 1) // step) * step
+
+
+def take(matrix: Tensor, index: Tensor) -> Tensor:
+    """The indexed rows, rounded up; what stands in the surplus rows is never read (but must be finite)."""
+    missing = round_up(len(index)) - len(index)
+    return matrix.index_select(0, F.pad(index, (0, missing)) if missing else index)
+
+
+def blank_tail(like: Tensor, rows: int) -> Tensor:
+    """An uninitialised matrix whose rows beyond `rows` are zero."""
+    blank = torch.empty_like(like)
+    blank[rows:] = 0
+    return blank
+
+
+def count_by(sequence: Tensor, state: State) -> Tensor:
+    """[B] how many of some rows, given by their sequence, belong to each sequence."""
+    return torch.bincount(sequence, minlength=state.n_sequences)
+
+
+class PackedLayer:
+    """One layer's weights, laid out for the packed matrix."""
+
+    def __init__(self, backbone: Backbone, layer: int, dtype: str) -> None:
+        self.modules, self.dtype, self.d = backbone.modules(layer), dtype, backbone.d
+        self.attention_output = product(self.modules.attention_output, dtype=dtype)
+        self.ffn_in = product(self.modules.ffn_in, dtype=dtype, activation=self.modules.activation)
+        self.ffn_out = product(self.modules.ffn_out, dtype=dtype)
+
+    @cached_property
+    def qkv(self) -> Product:
+        return product(self.modules.query, self.modules.key, self.modules.value, dtype=self.dtype)
+
+    @cached_property
+    def query(self) -> Product:  # frozen rows need no query: then the products are separate
+        return product(self.modules.query, dtype=self.dtype)
+
+    @cached_property
+    def key_value(self) -> Product:
+        return product(self.modules.key, self.modules.value, dtype=self.dtype)
+
+    def finish(self, context: Tensor, residual: Tensor) -> Tensor:
+        """From attention's weighted sums to the layer's output: [M, d], [M, d] -> [M, d]."""
+        hidden = self.modules.attention_norm(self.attention_output(context, residual))
+        return self.modules.ffn_norm(self.ffn_out(self.ffn_in(hidden), hidden))
+
+
+class PackedEngine:
+    def __init__(self, backbone: Backbone, dtype: str = "float32") -> None:
+        self.backbone, self.dtype = backbone, dtype
+        shared: dict[int, PackedLayer] = {}  # ALBERT runs one module many times: lay it out once
+        self.layers = []
+        for layer in range(backbone.n_layers):
+            key = id(backbone.layers[layer])
+            if key not in shared:
+                shared[key] = PackedLayer(backbone, layer, dtype)
+            self.layers.append(shared[key])
+
+    @torch.inference_mode()
+    def run(self, inputs: Inputs, method: Method, dial: float | Tensor, *, keep_hidden: bool = False) -> Output:
+        # Sequences of equal length stand together, so that attention takes them in one call.
+        order = inputs.attention_mask.sum(dim=1).argsort(stable=True)
+        run = Run(self.backbone, method, inputs, dial, order=order, keep_hidden=keep_hidden)
+        bias_table = self.backbone.position_bias(int(run.state.lengths.max()))
+        rows = self._embed(inputs, run)
+        for layer in range(1, self.backbone.n_layers + 1):
+            rows = self._before(run, layer, rows)
+            if run.finished:
+                break
+            rows = self._layer(run, layer, rows, bias_table)
+            stay = run.after(layer, rows[: run.state.n_rows])
+            if run.finished:
+                break
+            if stay is not None:
+                rows = take(rows, stay)
+        return run.output()
+
+    def _embed(self, inputs: Inputs, run: Run) -> Tensor:
+        state = run.state
+        sequence = state.ids[state.sequence]
+        column = inputs.attention_mask.argmax(dim=1)[sequence] + state.position
+        everything = torch.arange(state.n_rows, device=sequence.device)
+        cells = [take(part, everything) for part in (sequence, column, state.position)]
+        types = None if inputs.token_type_ids is None else inputs.token_type_ids[cells[0], cells[1]].unsqueeze(0)
+        ids = inputs.input_ids[cells[0], cells[1]].unsqueeze(0)
+        return self.backbone.embed(ids, types, cells[2].unsqueeze(0)).squeeze(0)
+
+    def _before(self, run: Run, layer: int, rows: Tensor) -> Tensor:
+        if not run.listens("before"):
+            return rows
+        live = rows[: run.state.n_rows]
+        decision = run.ask("before", layer, live)
+        keep = run.drop(decision, live)
+        run.freeze(decision)
+        if keep is not None:
+            rows = take(rows, run.state.select_rows(keep))
+        if (done := run.all_frozen()) is not None:
+            live = rows[: run.state.n_rows]
+            rows = take(rows, run.leave(done, live, run.final_logits(done, live)))
+        return rows
+
+    def _layer(self, run: Run, layer: int, rows: Tensor, bias_table: Tensor | None) -> Tensor:
+        """[M, d] -> [M', d]: the rows that survive the layer."""
+        state, weights = run.state, self.layers[layer - 1]
+        live = rows[: state.n_rows]
+        updated = (~state.frozen).nonzero().squeeze(1) if run.any_frozen else None  # [N_query]; None: all rows
+        n_query = state.lengths if updated is None else count_by(state.sequence[updated], state)
+        attention = self._attention(run, weights, rows, updated, n_query, bias_table)
+        keep = run.drop(run.ask("between", layer, live, attention_received=attention.received), live)
+
+        if keep is None:
+            renewed, n_ffn = updated, n_query
+            residual = rows if updated is None else take(rows, updated)
+            context = blank_tail(residual, state.n_rows if updated is None else len(updated))
+            attention.context(context)
+        else:  # a row that goes now needs no weighted sum, no output projection and no FFN
+            queries = torch.arange(state.n_rows, device=rows.device) if updated is None else updated
+            renewed = queries[keep[queries]]
+            n_ffn = count_by(state.sequence[renewed], state)
+            residual = take(rows, renewed)
+            context = blank_tail(residual, len(renewed))
+            attention.context_of(keep[queries], context)
+        run.count(layer, n_query, n_ffn)
+        new = weights.finish(context, residual)
+
+        if updated is not None:  # frozen rows keep the state they have
+            assert renewed is not None
+            merged = rows.clone()
+            merged[renewed] = new[: len(renewed)]
+            return merged if keep is None else take(merged, state.select_rows(keep))
+        if keep is not None:
+            state.select_rows(keep)
+        return new
+
+    def _attention(
+        self, run: Run, weights: PackedLayer, rows: Tensor, updated: Tensor | None, n_query: Tensor,
+        bias_table: Tensor | None,
+    ) -> PackedAttention:  # fmt: skip
+        state, d = run.state, self.backbone.d
+        if updated is None:
+            q, k, v = weights.qkv(rows).split(d, dim=1)
+            q_position = state.position
+        else:
+            q = weights.query(take(rows, updated))
+            k, v = weights.key_value(rows).split(d, dim=1)
+            q_position = state.position[updated]
+        sizes = n_query.tolist(), state.lengths.tolist()
+        return PackedAttention(q, k, v, *sizes, self.backbone.n_heads, bias_table, q_position, state.position)

@@ -1,0 +1,193 @@
+"""The bookkeeping of one batch on its way through the layers; both engines keep their books here.
+
+An engine computes hidden states in its own way (padded and masked, or packed) and asks the `Run` at the
+three points of every layer what the method decided. The run checks the decision, applies it to the
+`State`, writes the `Trace` and collects the answers of the sequences that leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stretto.backbones import Backbone
+from stretto.state import Decision, Inputs, Output, Point, State, Trace
+
+if TYPE_CHECKING:
+    from stretto.methods.base import Method
+    from stretto.methods.exits import ExitHeads
+
+NOTHING = Decision()
+
+
+def first_state(inputs: Inputs, dial: float | Tensor, protect: int, order: Tensor | None = None) -> State:
+    """All tokens live. `order` ([B]) says in which order the sequences stand; the first `protect` tokens stay."""
+    mask = inputs.attention_mask.bool()
+    ids = torch.arange(len(mask), device=mask.device) if order is None else order
+    sequence, column = mask[ids].nonzero(as_tuple=True)
+    position = inputs.positions[ids[sequence], column]
+    lengths = mask.sum(dim=1)
+    dials = torch.as_tensor(dial, dtype=torch.float64, device=mask.device).expand(len(mask))
+    return State(
+        layer=0,
+        point="before",
+        rows=torch.empty(0),
+        sequence=sequence,
+        position=position,
+        frozen=torch.zeros_like(sequence, dtype=torch.bool),
+        protected=position < protect,
+        ids=ids,
+        row_ids=ids[sequence] * mask.shape[1] + position,  # row of a [B, T] table with column = position
+        dial=dials[ids],
+        lengths=lengths[ids],
+        spent=torch.zeros_like(ids),
+    )
+
+
+class LayerExit:
+    """The exit after one layer, run (and paid for) only as far as somebody asks."""
+
+    def __init__(self, exits: ExitHeads, layer: int, rows: Tensor, state: State) -> None:
+        self.exits, self.layer, self.rows, self.state = exits, layer, rows, state
+
+    @cached_property
+    def pooled(self) -> Tensor:
+        return self.exits.pool_rows(self.rows, self.state)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        self.state.spend(self.exits.macs)
+        return self.exits(self.layer, self.pooled)
+
+    @property
+    def providers(self) -> dict[str, Callable[[], Tensor]]:
+        return {"pooled": lambda: self.pooled, "exit_logits": lambda: self.logits}
+
+    def answers(self, leaving: Tensor) -> Tensor:
+        """[leaving, C]: what the method saw, or computed now for the leaving sequences alone."""
+        if "logits" in self.__dict__:
+            return self.logits[leaving]
+        self.state.spend(leaving * self.exits.macs)
+        return self.exits(self.layer, self.pooled[leaving])
+
+
+class Run:
+    """One batch, one method, one dial."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        method: Method,
+        inputs: Inputs,
+        dial: float | Tensor,
+        *,
+        order: Tensor | None = None,
+        keep_hidden: bool = False,
+    ) -> None:
+        self.backbone, self.method = backbone, method
+        self.state = first_state(inputs, dial, method.protect, order)
+        batch, columns = inputs.input_ids.shape
+        self.trace = Trace.empty(inputs.attention_mask.sum(dim=1), backbone.n_layers)
+        self.trace.decider_macs += self.trace.lengths * backbone.embedding_macs
+        weight = backbone.modules(0).query.weight
+        self.logits = weight.new_zeros(batch, backbone.n_labels)
+        self.shelf = weight.new_zeros(batch * columns, backbone.d) if keep_hidden else None
+        self.any_frozen = False
+
+    @property
+    def finished(self) -> bool:
+        return self.state.n_sequences == 0
+
+    def listens(self, point: Point) -> bool:
+        """Whether the method decides anything at this point (if not, the engine need not prepare a state)."""
+        return point in self.method.points
+
+    def ask(self, point: Point, layer: int, rows: Tensor, **providers: Callable[[], Tensor]) -> Decision:
+        """The method's checked decision. `rows` is [N, d]; `layer` counts from 1."""
+        if not self.listens(point):
+            return NOTHING
+        state = self.state
+        state.point, state.layer, state.rows = point, layer, rows
+        state.providers = dict(providers)
+        decision = self.method.decide(state) or NOTHING
+        decision.check(state)
+        self._settle()
+        return decision
+
+    def _settle(self) -> None:
+        """Write the deciders' work into the trace."""
+        self.trace.decider_macs[self.state.ids] += self.state.spent
+        self.state.spent = torch.zeros_like(self.state.spent)
+
+    def drop(self, decision: Decision, rows: Tensor) -> Tensor | None:
+        """[N] bool, True for rows that stay, or None if all do. `rows` [N, d] are set aside if the method restores."""
+        if decision.drop is None:
+            return None
+        dropped = decision.drop & ~self.state.protected
+        if not bool(dropped.any()):
+            return None
+        if self.method.restore:
+            self._shelve(dropped, rows)
+        return ~dropped
+
+    def freeze(self, decision: Decision) -> None:
+        if decision.freeze is not None:
+            self.state.frozen = self.state.frozen | decision.freeze
+            self.any_frozen = bool(self.state.frozen.any())
+
+    def all_frozen(self) -> Tensor | None:
+        """[B] bool: sequences in which nothing will change any more, or None if there are none."""
+        if not self.any_frozen:
+            return None
+        still = (
+            torch.bincount(self.state.sequence, weights=(~self.state.frozen).double(), minlength=self.state.n_sequences)
+            == 0
+        )
+        return still if bool(still.any()) else None
+
+    def count(self, layer: int, n_query: Tensor, n_ffn: Tensor) -> None:
+        """Book one layer's rows (all [B]); keys are all live rows."""
+        ids, column = self.state.ids, layer - 1
+        self.trace.n_query[ids, column] = n_query
+        self.trace.n_key[ids, column] = self.state.lengths
+        self.trace.n_ffn[ids, column] = n_ffn
+
+    def leave(self, leaving: Tensor, rows: Tensor, logits: Tensor) -> Tensor:
+        """Sequences `leaving` ([B] bool) are answered by `logits` ([leaving, C]). Returns indices of rows that stay."""
+        self.logits[self.state.ids[leaving]] = logits.to(self.logits.dtype)
+        self._shelve(leaving[self.state.sequence], rows)
+        return self.state.select_sequences(~leaving)
+
+    def final_logits(self, leaving: Tensor, rows: Tensor) -> Tensor:
+        """[leaving, C] from the final head, its cost booked."""
+        self.trace.decider_macs[self.state.ids[leaving]] += self.backbone.head_macs
+        return self.backbone.classify(rows[self.state.starts[leaving]])
+
+    def after(self, layer: int, rows: Tensor) -> Tensor | None:
+        """Exits after `layer`. Returns the indices of the rows that stay, or None if all do."""
+        state = self.state
+        if layer == self.backbone.n_layers:
+            everyone = torch.ones_like(state.ids, dtype=torch.bool)
+            return self.leave(everyone, rows, self.final_logits(everyone, rows))
+        exit_here = None if self.method.exits is None else LayerExit(self.method.exits, layer, rows, state)
+        leaving = self.ask("after", layer, rows, **(exit_here.providers if exit_here else {})).exit
+        if leaving is None or not bool(leaving.any()):
+            return None
+        if exit_here is None:
+            logits = self.final_logits(leaving, rows)
+        else:
+            logits = exit_here.answers(leaving)
+            self._settle()
+        return self.leave(leaving, rows, logits)
+
+    def output(self) -> Output:
+        hidden = None if self.shelf is None else self.shelf.view(len(self.logits), -1, self.backbone.d)
+        return Output(self.logits, self.trace, hidden)
+
+    def _shelve(self, which: Tensor, rows: Tensor) -> None:
+        if self.shelf is not None:
+            self.shelf[self.state.row_ids[which]] = rows[which]

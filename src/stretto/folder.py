@@ -1,0 +1,188 @@
+"""The saved model: a plain Hugging Face folder plus `stretto.json` and `stretto.safetensors`.
+
+Loading never executes code from the folder and reads no pickle. Saving writes to a temporary neighbour and
+renames it, so that an interrupted or failed save leaves what was there before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import cached_file, logging
+
+from stretto.backbones import BACKBONES
+from stretto.card import model_card
+from stretto.errors import StrettoError
+from stretto.tasks import Task
+
+FORMAT = 1
+SETTINGS, WEIGHTS = "stretto.json", "stretto.safetensors"
+
+
+@dataclass
+class Folder:
+    """What `stretto.json` says."""
+
+    method: str
+    config: dict[str, Any]
+    dial: float
+    points: list[dict[str, Any]]
+    provenance: dict[str, Any]
+    format: int = FORMAT
+    weights: str | None = None  # where stretto.safetensors is; not written
+
+    def load_weights(self, method: nn.Module) -> None:
+        """Put the saved exits and predictors into a freshly built method."""
+        try:
+            saved = load_file(self.weights) if self.weights else {}
+            method.load_state_dict(saved)
+        except (SafetensorError, RuntimeError, OSError) as error:
+            raise StrettoError(
+                f"Expected {WEIGHTS} to hold the weights of {self.method}, got an unreadable or unfitting file "
+                f"({str(error).splitlines()[0]}). Train again, or copy the folder again."
+            ) from error
+
+
+def find(name_or_path: str, file: str) -> str | None:
+    """A file of a local folder or a hub repository, or None."""
+    if Path(name_or_path).is_dir():
+        path = Path(name_or_path) / file
+        return str(path) if path.is_file() else None
+    try:
+        return cached_file(name_or_path, file, _raise_exceptions_for_missing_entries=False)
+    except OSError as error:
+        raise StrettoError(
+            f"Expected a model folder or a hub id, got '{name_or_path}', which is neither a folder here nor "
+            f"reachable on the hub. Check the path. ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def read_folder(name_or_path: str) -> Folder | None:
+    """What a stretto folder says of itself; None for a plain Hugging Face model."""
+    path = find(name_or_path, SETTINGS)
+    if path is None:
+        return None
+    try:
+        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+        version = settings["format"]
+        if version != FORMAT:
+            raise StrettoError(
+                f"Expected {SETTINGS} of format {FORMAT}, got format {version} in '{name_or_path}'. "
+                "Use the version of stretto that wrote it."
+            )
+        return Folder(**settings, weights=find(name_or_path, WEIGHTS))
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise StrettoError(
+            f"Expected a complete {SETTINGS} in '{name_or_path}', got a damaged one ({error!r}). Copy the folder again."
+        ) from error
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Hugging Face reports a fresh head at length; here that is expected."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        logging.enable_progress_bar()
+
+
+def load_encoder(name_or_path: str, task: Task | None) -> Any:
+    """The Hugging Face sequence-classification model, in fp32; `task` gives it new labels."""
+    if Path(name_or_path).is_dir() and find(name_or_path, "config.json") is None:
+        raise StrettoError(
+            f"Expected a model folder with a config.json, got '{name_or_path}' without one. "
+            "Point to a folder written by save_pretrained."
+        )
+    try:
+        config = AutoConfig.from_pretrained(name_or_path)
+    except (OSError, ValueError) as error:
+        raise StrettoError(
+            f"Expected a readable Hugging Face config, got none in '{name_or_path}' "
+            f"({str(error).splitlines()[0]}). Check the name or the folder."
+        ) from error
+    BACKBONES[config.model_type]  # unsupported architectures are named before any weight is read
+    labels = {} if task is None else task.hf_config()
+    try:
+        with quiet_transformers():
+            return AutoModelForSequenceClassification.from_pretrained(
+                name_or_path, dtype=torch.float32, attn_implementation="sdpa" if config.model_type != "mpnet" else "eager",
+                ignore_mismatched_sizes=task is not None, **labels,
+            )  # fmt: skip
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise StrettoError(
+            f"Expected readable weights in '{name_or_path}', got {type(error).__name__}: "
+            f"{str(error).splitlines()[0]}. The download or copy may be incomplete: fetch it again."
+        ) from error
+
+
+def load_tokenizer(name_or_path: str) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(name_or_path)
+    except (OSError, ValueError) as error:
+        raise StrettoError(
+            f"Expected a tokenizer in '{name_or_path}', got none ({str(error).splitlines()[0]}). "
+            "Save the tokenizer beside the model."
+        ) from error
+
+
+def write_folder(path: Path, folder: Folder, encoder: Any, tokenizer: Any, method: nn.Module, task: Task) -> None:
+    """Write everything to a temporary neighbour, then rename it into place."""
+    if path.exists() and not path.is_dir():
+        raise StrettoError(f"Expected a folder to save to, got the file '{path}'. Choose another name.")
+    if path.is_dir() and any(path.iterdir()) and not (path / SETTINGS).exists():
+        raise StrettoError(
+            f"Expected an empty folder or an earlier stretto model, got '{path}' with other files in it. "
+            "Choose another name, so that nothing is lost."
+        )
+    with replacing(path) as temporary:
+        encoder.config.update(task.hf_config())
+        with quiet_transformers():
+            encoder.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+        save_file({k: v.contiguous() for k, v in method.state_dict().items()}, temporary / WEIGHTS)
+        settings = {k: v for k, v in dataclasses.asdict(folder).items() if k != "weights"}
+        (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        (temporary / "README.md").write_text(model_card(folder, encoder.config, task), encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `path` if all goes well, and vanishes if it does not."""
+    path = Path(os.path.abspath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        temporary.chmod(0o755)
+        yield temporary
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+            path.rename(old / "model")
+            temporary.rename(path)
+            shutil.rmtree(old)
+        else:
+            temporary.rename(path)
+    except OSError as error:
+        raise StrettoError(
+            f"Expected to write the model to '{path}', got {error.strerror or error}. "
+            "Nothing was changed there. Free some space or choose another place."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

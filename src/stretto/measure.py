@@ -1,0 +1,70 @@
+"""From a trace to FLOPs: one formula for every method.
+
+Per sequence and layer, in multiply-adds (d hidden size, f FFN size):
+
+    d² (n_query + n_ffn + 2 n_key)     projections: query; output; key and value
+    + d n_key (n_query + n_ffn)        attention: scores; weighted sums
+    + 2 d f n_ffn                      FFN
+
+A row that is dropped between attention and FFN has its scores computed but no weighted sum and no output
+projection, hence the split. Where nothing is dropped there, n_query = n_ffn and the formula is the usual one.
+Exits, predictors, the final head and narrow embeddings are added from the trace. FLOPs are twice the multiply-adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from stretto.backbones import Backbone
+from stretto.state import Trace
+
+
+def layer_macs(d: int, f: int, n_query: Tensor, n_key: Tensor, n_ffn: Tensor) -> Tensor:
+    """Multiply-adds of one layer, elementwise over tensors of row counts."""
+    projections = d * d * (n_query + n_ffn + 2 * n_key)
+    attention = d * n_key * (n_query + n_ffn)
+    return projections + attention + 2 * d * f * n_ffn
+
+
+def flops(trace: Trace, backbone: Backbone) -> Tensor:
+    """[B] FLOPs executed for each sequence, deciders included."""
+    layers = layer_macs(backbone.d, backbone.ffn_size, trace.n_query, trace.n_key, trace.n_ffn)
+    return 2 * (layers.sum(dim=1) + trace.decider_macs)
+
+
+def full_flops(lengths: Tensor, backbone: Backbone) -> Tensor:
+    """[B] FLOPs of the full model on unpadded sequences of these lengths ([B]), final head included."""
+    layer = layer_macs(backbone.d, backbone.ffn_size, lengths, lengths, lengths)
+    return 2 * (backbone.n_layers * layer + lengths * backbone.embedding_macs + backbone.head_macs)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A trace in the units of the product."""
+
+    flops: Tensor
+    """[B]"""
+    full: Tensor
+    """[B] FLOPs of the full model on the same sequences."""
+    depth: Tensor
+    """[B] layers run."""
+
+    @classmethod
+    def of(cls, trace: Trace, backbone: Backbone) -> Cost:
+        return cls(flops(trace, backbone), full_flops(trace.lengths, backbone), trace.depth)
+
+    @property
+    def per_sequence(self) -> Tensor:
+        """[B] fraction of the full model's FLOPs."""
+        return self.flops / self.full
+
+    @property
+    def total(self) -> float:
+        """Fraction of the full model's FLOPs over all sequences together."""
+        return float(self.flops.sum() / self.full.sum())
+
+    @property
+    def mean_depth(self) -> float:
+        return float(self.depth.double().mean())

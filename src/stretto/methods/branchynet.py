@@ -1,0 +1,93 @@
+"""BranchyNet: exits trained together with the backbone, left by entropy.
+
+All exits and the final head learn jointly from a weighted sum of their losses, so that lower layers also
+learn to answer. A sequence leaves at the first exit whose entropy is below its threshold.
+
+Teerapittayanon, McDanel, Kung: *BranchyNet: Fast Inference via Early Exiting from Deep Neural Networks*, ICPR 2016.
+
+    L = Σ_i w_i L_i / Σ_i w_i            -> `weighted_loss`
+    exit at i if entropy(z_i) < S·f_i    -> `BranchyNet.decide`
+    thresholds from percentiles          -> `percentile_factors`
+
+Differs from the paper: built on transformers instead of convolutional nets; a branch is one exit head; the sum of
+losses is divided by the sum of weights; entropy is divided by log C; per-exit thresholds are one dial times fixed
+factors f_i (1 by default), so that cost stays monotone along one scalar; joint training starts from a fine-tuned backbone.
+
+Dial: S, the normalised entropy below which a sequence leaves. 0 is the full model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stretto.errors import StrettoError
+from stretto.methods.base import Method, Pass, Shape, Stage
+from stretto.methods.deebert import ENTROPY_DIAL, entropy
+from stretto.methods.exits import ExitConfig
+from stretto.state import Decision, State
+from stretto.tasks import Task
+
+
+@dataclass(frozen=True)
+class BranchyNetConfig(ExitConfig):
+    exit_epochs: float = 2
+    """Epochs of joint training after fine-tuning."""
+    factors: tuple[float, ...] = ()
+    """Per-exit factors on the threshold, one for each of the L-1 exits; empty means 1 everywhere."""
+
+
+def weighted_loss(losses: Tensor, weights: Tensor) -> Tensor:
+    """[E] losses, [E] weights -> Σ w L / Σ w."""
+    return (losses * weights).sum() / weights.sum()
+
+
+def percentile_factors(entropies: Tensor, percent: float, dial: float) -> Tensor:
+    """[E, n] entropies of n examples at E exits -> [E] factors with which `percent` % of them leave at each exit."""
+    return torch.quantile(entropies.double(), percent / 100, dim=1) / dial
+
+
+def joint_stage(config: ExitConfig, shape: Shape) -> Stage:
+    """Backbone and all exits together."""
+    exits = tuple(range(1, shape.n_layers))
+    return Stage("joint", config.exit_epochs, config.learning_rate, config.exit_learning_rate, layers=exits)
+
+
+class JointExits(Method):
+    """Fine-tuning, then all exits and the backbone together with weights that a subclass chooses."""
+
+    points = frozenset({"after"})
+    uses_exits = True
+
+    def exit_weights(self) -> Tensor:
+        """[L] weights of the exits' losses, the final head's last."""
+        return torch.ones(self.shape.n_layers)
+
+    def stages(self) -> list[Stage]:
+        return [self.finetuning(), joint_stage(self.config, self.shape)]
+
+    def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
+        if stage.name == "backbone":
+            return super().loss(stage, forward, labels)
+        losses = torch.stack([self.task.loss(logits, labels).mean() for logits in forward.logits])
+        return weighted_loss(losses, self.exit_weights().to(losses))
+
+
+class BranchyNet(JointExits):
+    name = "branchynet"
+    Config = BranchyNetConfig
+    dial = ENTROPY_DIAL
+
+    def __init__(self, config: BranchyNetConfig, shape: Shape, task: Task) -> None:
+        super().__init__(config, shape, task)
+        if config.factors and len(config.factors) != shape.n_layers - 1:
+            raise StrettoError(
+                f"Expected {shape.n_layers - 1} threshold factors, one per exit, got {len(config.factors)}. "
+                "Give one for each layer but the last, or none."
+            )
+
+    def decide(self, state: State) -> Decision:
+        factor = self.config.factors[state.layer - 1] if self.config.factors else 1.0
+        return Decision(exit=entropy(state.exit_logits) < state.dial * factor)

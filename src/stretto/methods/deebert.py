@@ -1,0 +1,74 @@
+"""DeeBERT: exit where the answer is certain.
+
+After every layer an off-ramp answers; a sequence leaves at the first ramp whose entropy is below a threshold.
+Training has two stages: the backbone is fine-tuned as usual, then frozen while all ramps learn together.
+
+Xin, Tang, Lee, Yu, Lin: *DeeBERT: Dynamic Early Exiting for Accelerating BERT Inference*, ACL 2020.
+
+    entropy(z) = -Σ p log p, p = softmax(z)          -> `entropy`
+    L = Σ_{i=1}^{L-1} H(y, z_i), backbone frozen     -> `DeeBERT.loss`
+    exit at i if entropy(z_i) < S                    -> `DeeBERT.decide`
+
+Differs from the paper: entropy is divided by log C, so that a threshold means the same for any number of
+labels; ramps pool the mean of the tokens by default (`pool="cls"` is the published form); a sequence that
+reaches the last layer is always answered by the final head; the frozen backbone's pooled states are computed
+once instead of once per epoch.
+
+Dial: S, the normalised entropy below which a sequence leaves. 0 is the full model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stretto.methods.base import Dial, Method, Pass, Stage
+from stretto.methods.exits import ExitConfig
+from stretto.state import Decision, State
+
+ENTROPY_DIAL = Dial(
+    "entropy",
+    "leave at the first exit whose normalised entropy is below this; 0 never leaves early",
+    off=0.0,
+    sweep=(0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0),
+    upper=1.0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DeeBERTConfig(ExitConfig):
+    exit_epochs: float = 10
+    """Epochs of the stage that trains the exits (cheap: the backbone is frozen)."""
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """[…, C] -> […] in [0, 1]: -Σ p log p / log C, from log-probabilities, so that nothing overflows."""
+    log_p = torch.log_softmax(logits, dim=-1)
+    return -(log_p.exp() * log_p).sum(dim=-1) / math.log(logits.shape[-1])
+
+
+class DeeBERT(Method):
+    name = "deebert"
+    Config = DeeBERTConfig
+    dial = ENTROPY_DIAL
+    points = frozenset({"after"})
+    uses_exits = True
+
+    def decide(self, state: State) -> Decision:
+        return Decision(exit=entropy(state.exit_logits) < state.dial)
+
+    def stages(self) -> list[Stage]:
+        config = self.config
+        ramps = tuple(range(1, self.shape.n_layers))
+        return [
+            self.finetuning(),
+            Stage("exits", config.exit_epochs, 0.0, config.exit_learning_rate, trains_backbone=False, layers=ramps),
+        ]
+
+    def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
+        if stage.name == "backbone":
+            return super().loss(stage, forward, labels)
+        return torch.stack([self.task.loss(logits, labels).mean() for logits in forward.logits[:-1]]).sum()

@@ -1,0 +1,74 @@
+"""Exits: a small head after each layer but the last (whose answer is the final head's).
+
+Each exit pools a sequence to one vector, then Linear + tanh, dropout, Linear to the labels. `cls` pools as
+published (the state of position 0); `mean` averages the live rows, which is far better on sentence encoders,
+whose lower layers hardly write to position 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from stretto.errors import StrettoError
+from stretto.state import State
+
+Pool = Literal["mean", "cls"]
+
+
+@dataclass(frozen=True)
+class ExitConfig:
+    """Settings shared by the methods that train exits."""
+
+    epochs: float = 3
+    """Epochs of ordinary fine-tuning (the first stage)."""
+    learning_rate: float = 5e-5
+    """Learning rate of the backbone and its head."""
+    exit_epochs: float = 3
+    """Epochs of the stage that trains the exits."""
+    exit_learning_rate: float = 1e-3
+    """Learning rate of the exits."""
+    pool: Pool = "mean"
+    """What an exit reads: 'mean' of the live tokens, or 'cls' as published."""
+    dropout: float = 0.1
+    """Dropout inside the exits."""
+
+
+class ExitHeads(nn.Module):
+    """The exits of layers 1..n_exits. B sequences, T columns, d hidden size, C labels."""
+
+    def __init__(self, d: int, n_exits: int, n_labels: int, pool: Pool, dropout: float) -> None:
+        super().__init__()
+        if pool not in ("mean", "cls"):
+            raise StrettoError(f"Expected pool to be 'mean' or 'cls', got '{pool}'. Choose one of them.")
+        self.pool = pool
+        self.poolers = nn.ModuleList(nn.Linear(d, d) for _ in range(n_exits))
+        self.classifiers = nn.ModuleList(nn.Linear(d, n_labels) for _ in range(n_exits))
+        self.dropout = nn.Dropout(dropout)
+        self.macs = d * d + d * n_labels  # of one exit, for one sequence
+
+    def start_from(self, pooler: nn.Linear | None) -> None:
+        """Initialise every exit's pooler from the pretrained one (published practice for `cls`)."""
+        if pooler is not None and self.pool == "cls":
+            for own in self.poolers:
+                own.load_state_dict(pooler.state_dict())
+
+    def pool_rows(self, rows: Tensor, state: State) -> Tensor:
+        """Packed rows [N, d] -> [B, d]."""
+        if self.pool == "cls":
+            return rows[state.starts]
+        return torch.segment_reduce(rows, "mean", lengths=state.lengths, unsafe=True)
+
+    def pool_padded(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        """Padded states [B, T, d] -> [B, d]; the same as `pool_rows`, for training."""
+        if self.pool == "cls":
+            return hidden[torch.arange(len(hidden)), attention_mask.argmax(dim=1)]
+        mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * mask).sum(dim=1) / mask.sum(dim=1)
+
+    def forward(self, layer: int, pooled: Tensor) -> Tensor:
+        """Answers of the exit after `layer` (from 1): [B, d] -> [B, C]."""
+        return self.classifiers[layer - 1](self.dropout(torch.tanh(self.poolers[layer - 1](pooled))))

@@ -1,0 +1,26 @@
+"""The full model: every token goes through every layer. The point all others are compared with.
+
+Reference: none needed. Dial: none that does anything; it is always off.
+Differs from the paper: there is no paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stretto.methods.base import Dial, Method
+
+
+@dataclass(frozen=True)
+class FullConfig:
+    epochs: float = 3
+    """Epochs of fine-tuning."""
+    learning_rate: float = 5e-5
+    """Learning rate."""
+
+
+class Full(Method):
+    name = "full"
+    Config = FullConfig
+    tasks = ("classification", "regression")
+    dial = Dial("none", "the full model always runs", off=0.0, sweep=(0.0,), upper=0.0)

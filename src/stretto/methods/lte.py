@@ -1,0 +1,84 @@
+"""LTE (learning to exit): a tiny shared predictor of "this exit is wrong".
+
+Exits and backbone train in alternation: even steps improve the final answer, odd steps all exits. One
+Linear(d -> 1) + sigmoid, shared by all layers, learns how wrong each exit is; a sequence leaves where it
+expects little error. Works for regression, where there is no probability to look at.
+
+Xin, Tang, Yu, Lin: *BERxiT: Early Exiting for BERT with Better Fine-Tuning and Extension to Regression*, EACL 2021.
+
+    even step: L_L; odd step: Σ_{i<=L} L_i                     -> `LTE.loss`
+    u_i = σ(w·x_i + b), L_LTE = mean (u_i - ũ_i)²              -> `LTE.uncertainty`, `wrongness`
+    ũ_i = 1 - [argmax z_i = y], or |tanh(y_i - y)|             -> `wrongness`
+    exit at i if u_i < threshold                               -> `LTE.decide`
+
+Differs from the paper: x_i is the pooled state the exit itself reads (mean by default); the odd step's sum is divided by
+the number of exits, so that both kinds of step have one scale; the predictor does not push gradients into the backbone;
+joint training starts from a fine-tuned backbone.
+
+Dial: the expected wrongness below which a sequence leaves. 0 is the full model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stretto.methods.base import Dial, Method, Pass, Shape, Stage
+from stretto.methods.branchynet import joint_stage
+from stretto.methods.exits import ExitConfig
+from stretto.state import Decision, State
+from stretto.tasks import Task
+
+
+@dataclass(frozen=True)
+class LTEConfig(ExitConfig):
+    exit_epochs: float = 2
+    """Epochs of alternating training after fine-tuning."""
+
+
+def wrongness(logits: Tensor, labels: Tensor) -> Tensor:
+    """[…, B, C], [B] -> […, B] in [0, 1]: 1 where the argmax is wrong; for one output |tanh(prediction - label)|."""
+    if logits.shape[-1] == 1:
+        return torch.tanh(logits.squeeze(-1) - labels).abs()
+    return (logits.argmax(dim=-1) != labels).to(logits.dtype)
+
+
+class LTE(Method):
+    name = "lte"
+    Config = LTEConfig
+    tasks = ("classification", "regression")
+    points = frozenset({"after"})
+    uses_exits = True
+    dial = Dial(
+        "uncertainty",
+        "leave at the first exit whose predicted wrongness is below this; 0 never leaves early",
+        off=0.0,
+        sweep=(0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.18, 0.21, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.0),
+        upper=1.0,
+    )  # fmt: skip
+
+    def __init__(self, config: LTEConfig, shape: Shape, task: Task) -> None:
+        super().__init__(config, shape, task)
+        self.predictor = nn.Linear(shape.d, 1)
+
+    def uncertainty(self, pooled: Tensor) -> Tensor:
+        """[…, d] -> […] in (0, 1)."""
+        return torch.sigmoid(self.predictor(pooled)).squeeze(-1)
+
+    def decide(self, state: State) -> Decision:
+        state.spend(self.shape.d)
+        return Decision(exit=self.uncertainty(state.pooled) < state.dial)
+
+    def stages(self) -> list[Stage]:
+        return [self.finetuning(), joint_stage(self.config, self.shape)]
+
+    def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
+        if stage.name == "backbone":
+            return super().loss(stage, forward, labels)
+        losses = torch.stack([self.task.loss(logits, labels).mean() for logits in forward.logits])
+        target = wrongness(forward.logits[:-1].detach(), labels)
+        predictor_loss = (self.uncertainty(forward.pooled.detach()) - target).square().mean()
+        even = forward.step % 2 == 0
+        return (losses[-1] if even else losses.mean()) + predictor_loss

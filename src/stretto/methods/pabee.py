@@ -1,0 +1,72 @@
+"""PABEE: exit when the answer has stopped changing.
+
+A sequence leaves once `patience` exits in a row agreed with the one before. Joint training, each exit weighted by
+its layer number. Needs no probabilities, so it also serves regression.
+
+Zhou, Xu, Ge, McAuley, Xu, Wei: *BERT Loses Patience: Fast and Robust Inference with Early Exit*, NeurIPS 2020.
+
+    L = Σ_i i·L_i / Σ_i i                                             -> `PABEE.exit_weights`
+    cnt_i = cnt_{i-1} + 1 if argmax z_i = argmax z_{i-1} else 0       -> `agreements`
+    regression: agreement is |y_i - y_{i-1}| < τ                      -> `same_answer`
+    exit at i if cnt_i = patience                                     -> `PABEE.decide`
+
+Differs from the paper: exits pool the mean of the tokens by default; joint training starts from a fine-tuned backbone.
+The counter is kept per sequence, so answers and costs do not depend on the neighbours in a batch.
+
+Dial: patience. The earliest exit is after patience + 1 layers; 0 (or L - 1 and more) is the full model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stretto.methods.base import Dial
+from stretto.methods.branchynet import JointExits
+from stretto.methods.exits import ExitConfig
+from stretto.state import Decision, State
+
+
+@dataclass(frozen=True)
+class PABEEConfig(ExitConfig):
+    exit_epochs: float = 2
+    """Epochs of joint training after fine-tuning."""
+    tolerance: float = 0.05
+    """Regression: answers closer than this agree (in the unit of the labels)."""
+
+
+def same_answer(logits: Tensor, before: Tensor, tolerance: float) -> Tensor:
+    """[B, C], [B, C] -> [B] bool: same argmax, or for one output (regression) closer than `tolerance`."""
+    if logits.shape[-1] == 1:
+        return (logits - before).abs().squeeze(-1) < tolerance
+    return logits.argmax(dim=-1) == before.argmax(dim=-1)
+
+
+def agreements(count: Tensor, agrees: Tensor) -> Tensor:
+    """[B] consecutive agreements so far, [B] bool -> the new count; a change of mind starts again at 0."""
+    return torch.where(agrees, count + 1, torch.zeros_like(count))
+
+
+class PABEE(JointExits):
+    name = "pabee"
+    Config = PABEEConfig
+    tasks = ("classification", "regression")
+    dial = Dial(
+        "patience",
+        "leave when this many exits in a row agreed with the one before; 0 never leaves early",
+        off=0.0,
+        sweep=(0.0, 11.0, 10.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0),
+    )
+
+    def exit_weights(self) -> Tensor:
+        return torch.arange(1, self.shape.n_layers + 1)
+
+    def decide(self, state: State) -> Decision:
+        logits, before = state.exit_logits, state.notes.get("logits")
+        count = torch.zeros_like(state.ids)
+        if before is not None:
+            count = agreements(state.notes["agreements"], same_answer(logits, before, self.config.tolerance))
+        state.notes.update(logits=logits, agreements=count)
+        return Decision(exit=(count >= state.dial) & (state.dial > 0))

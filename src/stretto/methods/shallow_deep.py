@@ -1,0 +1,57 @@
+"""Shallow-Deep Networks: exit where the answer is confident.
+
+Joint training like BranchyNet's, with weights that grow with depth; a sequence leaves at the first exit whose
+largest probability exceeds a threshold.
+
+Kaya, Hong, Dumitras: *Shallow-Deep Networks: Understanding and Mitigating Network Overthinking*, ICML 2019.
+
+    L = Σ_i τ_i L_i / Σ_i τ_i, τ_i = i / L       -> `ShallowDeep.exit_weights`
+    exit at i if max_c softmax(z_i)_c > T        -> `confidence`, `ShallowDeep.decide`
+
+Differs from the paper: built on transformers; the weights are fixed at i / L (the paper raises each from 0.01 towards
+the relative cost of its exit while training); joint training starts from a fine-tuned backbone.
+
+Dial: T, the probability above which a sequence leaves. 1 is the full model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stretto.methods.base import Dial
+from stretto.methods.branchynet import JointExits
+from stretto.methods.exits import ExitConfig
+from stretto.state import Decision, State
+
+
+@dataclass(frozen=True)
+class ShallowDeepConfig(ExitConfig):
+    exit_epochs: float = 2
+    """Epochs of joint training after fine-tuning."""
+
+
+def confidence(logits: Tensor) -> Tensor:
+    """[…, C] -> […]: the largest softmax probability."""
+    return torch.softmax(logits, dim=-1).amax(dim=-1)
+
+
+class ShallowDeep(JointExits):
+    name = "shallow_deep"
+    Config = ShallowDeepConfig
+    dial = Dial(
+        "confidence",
+        "leave at the first exit whose largest probability is above this; 1 never leaves early",
+        off=1.0,
+        sweep=(1.0, 0.999, 0.998, 0.995, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.91, 0.89, 0.87, 0.84, 0.8, 0.75, 0.7, 0.6, 0.5, 0.3, 0.0),
+        upper=1.0,
+    )  # fmt: skip
+
+    def exit_weights(self) -> Tensor:
+        return torch.arange(1, self.shape.n_layers + 1) / self.shape.n_layers
+
+    def decide(self, state: State) -> Decision:
+        # a softmax that rounds to exactly 1 must not leave at T = 1: `>` is strict
+        return Decision(exit=confidence(state.exit_logits) > state.dial)

@@ -1,0 +1,263 @@
+"""Files, stdin and hub datasets, read row by row; nothing is held in memory but the rows at hand.
+
+Formats, by the name's ending (`.gz` may follow all but .parquet):
+  .csv             comma-separated with a header, quoted as spreadsheets do; a quoted field may span lines
+  .tsv             the same with tabs ("excel-tab": a field that begins with " is quoted)
+  .jsonl, .json    one JSON object per line; blank lines are skipped
+  .parquet
+  -                stdin; a line that begins with { is a JSON object, any other line is itself the text
+  owner/name       a dataset of the Hugging Face hub, or owner/name:config; or a folder from `save_to_disk`
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import json
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from stretto.errors import StrettoError
+
+Failures = tuple[type[Exception], ...]
+Row = tuple[str, dict[str, Any]]  # where it begins ("reviews.csv:12"), and its fields
+
+
+@dataclass
+class Table:
+    """Rows, plus the class names of the columns of class numbers (hub datasets and their parquet files)."""
+
+    rows: Iterator[Row]
+    classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def open_table(source: str, split: str | None = None, text_column: str = "text") -> Table:
+    """Open `source`; `split` is for hub datasets, `text_column` names the plain lines of stdin."""
+    path = Path(source)
+    if source != "-" and (path.is_dir() or (not path.exists() and _looks_like_hub_id(source))):
+        return _dataset(source, split)
+    if split is not None:
+        raise StrettoError(
+            f"Expected a hub dataset to split, got '{source}' and the split '{split}'. Leave out --split."
+        )
+    if source == "-":
+        return Table(_stdin_rows(_lines("stdin", sys.stdin.buffer), text_column))
+    if not path.exists():
+        raise _not_found(path)
+    kind = _kind(path)
+    if kind == ".parquet":
+        return _parquet(source)
+    if kind not in _ROWS_OF:
+        raise StrettoError(
+            f"{source}: expected a name ending in .csv, .tsv, .jsonl or .json (also with .gz) or .parquet, "
+            f"got '{path.name}'. Rename or convert the file; plain lines of text can be piped in as '-'."
+        )
+    return Table(_ROWS_OF[kind](source))
+
+
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Names for a message: 'a', 'b', ... with long names and long lists cut short."""
+    names = list(names)
+    more = f", ... ({len(names)} in all)" if len(names) > most else ""
+    return ", ".join(f"'{name:.40}'" for name in names[:most]) + more
+
+
+# ---- telling sources apart ---------------------------------------------------------------------------------
+
+
+def _kind(path: Path) -> str:
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _looks_like_hub_id(source: str) -> bool:
+    is_data_file = _kind(Path(source)) in (*_ROWS_OF, ".parquet")  # "data/train.csv" is a path
+    return not is_data_file and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?", source) is not None
+
+
+def _not_found(path: Path) -> StrettoError:
+    folder = path.parent
+    there = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    close = difflib.get_close_matches(path.name, there)
+    if close:
+        advice = "Did you mean " + " or ".join(f"'{folder / name}'" for name in close) + "?"
+    elif not folder.is_dir():
+        advice = f"There is no folder '{folder}' either; check the path."
+    else:
+        advice = "Check the path; a dataset of the hub is written owner/name."
+    return StrettoError(f"Expected a file or a hub dataset, got '{path}': file not found. {advice}")
+
+
+# ---- text files --------------------------------------------------------------------------------------------
+
+
+def _lines(source: str, stream: IO[bytes] | None = None) -> Iterator[str]:
+    """The lines of a UTF-8 file, line ends kept; decoded one by one, so that a bad byte can be placed."""
+    number = 0
+    opener: Callable[..., Any] = gzip.open if source.lower().endswith(".gz") else open
+    try:
+        with nullcontext(stream) if stream else opener(source, "rb") as file:
+            for number, raw in enumerate(file, start=1):
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise StrettoError(
+            f"{source}:{number}: expected UTF-8, got the byte 0x{error.object[error.start]:02x} at byte "
+            f"{error.start + 1} of the line. Save the file as UTF-8 (for example: iconv -f latin1 -t utf-8)."
+        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise StrettoError(
+            f"{source}:{number + 1}: expected a whole gzip file, got one cut short or damaged ({error}). "
+            "Copy or compress it again."
+        ) from None
+    except OSError as error:
+        raise StrettoError(
+            f"{source}: expected a readable file, got '{error.strerror}'. Check its permissions."
+        ) from None
+
+
+def _csv_rows(source: str, dialect: str = "excel") -> Iterator[Row]:
+    reader = csv.reader(_lines(source), dialect, strict=True)  # strict: a stray quote is an error
+    header: list[str] | None = None
+    line = 1
+    try:
+        for values in reader:
+            where = f"{source}:{line}"
+            line = reader.line_num + 1  # line_num is where a row ends; we want where it begins
+            if not values:  # a blank line
+                continue
+            if header is None:
+                header = values
+                if len(set(header)) < len(header):
+                    raise StrettoError(f"{where}: expected different column names, got {listed(header)}. Rename one.")
+            elif len(values) != len(header):
+                raise StrettoError(
+                    f"{where}: expected {len(header)} fields ({listed(header)}), got {len(values)}. "
+                    "Quote the fields that hold separators or line breaks."
+                )
+            else:
+                yield where, dict(zip(header, values, strict=True))
+    except csv.Error as error:
+        raise StrettoError(
+            f"{source}:{line}: expected closed quotes in the row that begins here, got '{error}'. "
+            'Close the quote and double a quote inside a field (""), or convert the file to .jsonl.'
+        ) from None
+
+
+def _tsv_rows(source: str) -> Iterator[Row]:
+    return _csv_rows(source, "excel-tab")
+
+
+def _jsonl_rows(source: str) -> Iterator[Row]:
+    for number, line in enumerate(_lines(source), start=1):
+        if line.strip():
+            yield f"{source}:{number}", _json_object(f"{source}:{number}", line)
+
+
+def _stdin_rows(lines: Iterable[str], text_column: str) -> Iterator[Row]:
+    for number, line in enumerate(lines, start=1):
+        where = f"stdin:{number}"
+        # an empty line is an empty text, so that answers and lines stay in step
+        yield where, _json_object(where, line) if line.startswith("{") else {text_column: line.rstrip("\r\n")}
+
+
+def _json_object(where: str, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:  # the latter from thousands of brackets
+        place = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        raise StrettoError(
+            f"{where}: expected one JSON object per line, got bad JSON "
+            f"({getattr(error, 'msg', error)}{place}). "
+            'Write each row on one line as {"text": ..., "label": ...} (jq -c does this).'
+        ) from None
+    if not isinstance(value, dict):
+        raise StrettoError(
+            f"{where}: expected one JSON object per line, got a JSON {type(value).__name__}. "
+            'Write each row on one line as {"text": ..., "label": ...} (jq -c ".[]" splits a list).'
+        )
+    return value
+
+
+_ROWS_OF: dict[str, Callable[[str], Iterator[Row]]] = {
+    ".csv": _csv_rows,
+    ".tsv": _tsv_rows,
+    ".jsonl": _jsonl_rows,
+    ".json": _jsonl_rows,
+}
+
+
+# ---- tables that carry their own schema --------------------------------------------------------------------
+
+
+def _parquet(source: str) -> Table:
+    import pyarrow
+    import pyarrow.parquet
+
+    failures = (pyarrow.ArrowException, OSError)
+    try:
+        file = pyarrow.parquet.ParquetFile(source)
+    except failures as error:
+        raise StrettoError(
+            f"{source}: expected a parquet file, got '{_brief(error)}'. Write or copy it again."
+        ) from None
+    # `datasets` leaves the names of class numbers in the schema
+    about = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
+    features = about.get("info", {}).get("features", {})
+    classes = {name: tuple(f["names"]) for name, f in features.items() if f.get("_type") == "ClassLabel"}
+    rows = (row for batch in file.iter_batches(batch_size=1024) for row in batch.to_pylist())
+    return Table(_numbered(rows, source, failures), classes)
+
+
+def _dataset(source: str, split: str | None) -> Table:
+    """A hub dataset (streamed), or a folder made by `save_to_disk` (memory-mapped)."""
+    import datasets
+
+    failures = (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError)
+    is_folder = Path(source).is_dir()
+    try:
+        if is_folder:
+            found = datasets.load_from_disk(source)
+        else:
+            name, _, config = source.partition(":")
+            found = datasets.load_dataset(name, config or None, streaming=True)
+    except failures as error:
+        kind = "a folder made by save_to_disk" if is_folder else "a file or a hub dataset within reach"
+        raise StrettoError(
+            f"{source}: expected {kind}, got '{_brief(error)}'. "
+            "Check the name and the network, or give the data file itself."
+        ) from error
+    if isinstance(found, dict):
+        if split is None and len(found) == 1:
+            split = next(iter(found))
+        if split not in found:
+            raise StrettoError(
+                f"{source}: expected one of the splits {listed(found)}, got {split}. Choose it with --split."
+            )
+        found, source = found[split], f"{source}[{split}]"
+    elif split is not None:
+        raise StrettoError(f"{source}: expected no split, for it is a single one, got '{split}'. Leave out --split.")
+    features = found.features or {}  # unknown for some streamed datasets
+    classes = {name: tuple(f.names) for name, f in features.items() if isinstance(f, datasets.ClassLabel)}
+    return Table(_numbered(found, source, failures), classes)
+
+
+def _numbered(rows: Iterable[dict[str, Any]], source: str, failures: Failures) -> Iterator[Row]:
+    """Rows with their place, from 1; what breaks on the way is told with the place too."""
+    number = 0
+    try:
+        for number, row in enumerate(rows, start=1):
+            yield f"{source}:{number}", row
+    except failures as error:
+        raise StrettoError(
+            f"{source}:{number + 1}: expected another row, got '{_brief(error)}'. Check the file or the network."
+        ) from error
+
+
+def _brief(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,88 @@
+"""Run once, ask often: what every exit would read, for every sequence, and replays of it at any dial.
+
+A method that only exits after layers does not change what the layers compute, so one full pass holds all there is
+to know. A recording serves two masters: exits learn from it (the frozen backbone runs once, not once per epoch),
+and a sweep over the dial costs one pass instead of one per dial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stretto.backbones import Backbone
+from stretto.engine.packed import PackedEngine
+from stretto.engine.run import Run
+from stretto.methods.base import Method
+from stretto.state import Decision, Inputs, Output, State
+
+if TYPE_CHECKING:
+    from stretto.methods.exits import ExitHeads
+
+
+@dataclass(frozen=True)
+class Recording:
+    """n sequences, E = L - 1 exits, d hidden size."""
+
+    pooled: Tensor
+    """[n, E, d] what each exit reads."""
+    first: Tensor
+    """[n, d] what the final head reads."""
+    lengths: Tensor
+    """[n] tokens."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+class Recorder(Method):
+    """A method that never decides and writes down what each exit would read."""
+
+    name = "recorder"
+    points = frozenset({"after"})
+
+    def __init__(self, exits: ExitHeads, batch: int, n_exits: int, d: int) -> None:
+        torch.nn.Module.__init__(self)
+        self.exits = exits
+        self.pooled = torch.zeros(batch, n_exits, d)
+
+    def decide(self, state: State) -> Decision | None:
+        self.pooled[state.ids, state.layer - 1] = state.pooled.to(self.pooled)
+        return None
+
+
+def record(engine: PackedEngine, exits: ExitHeads, batches: Iterable[Inputs]) -> Recording:
+    """One full pass over the batches."""
+    pooled, first, lengths = [], [], []
+    for inputs in batches:
+        recorder = Recorder(exits, len(inputs.input_ids), engine.backbone.n_layers - 1, engine.backbone.d)
+        output = engine.run(inputs, recorder, 0.0, keep_hidden=True)
+        assert output.hidden is not None
+        pooled.append(recorder.pooled)
+        first.append(output.hidden[:, 0].clone())
+        lengths.append(output.trace.lengths.clone())
+    return Recording(torch.cat(pooled), torch.cat(first), torch.cat(lengths))
+
+
+@torch.inference_mode()
+def replay(backbone: Backbone, method: Method, recording: Recording, dial: float | Tensor) -> Output:
+    """What the packed engine would answer and spend, for a method that only exits.
+
+    Each sequence is played by a single row, its pooled state: pooling one row gives that row."""
+    one_token = torch.ones(len(recording), 1, dtype=torch.long)
+    run = Run(backbone, method, Inputs(one_token, one_token), dial)
+    run.trace.lengths = recording.lengths
+    run.trace.decider_macs = recording.lengths * backbone.embedding_macs
+    for layer in range(1, backbone.n_layers + 1):
+        ids = run.state.ids
+        for counted in (run.trace.n_query, run.trace.n_key, run.trace.n_ffn):
+            counted[ids, layer - 1] = recording.lengths[ids]
+        at_end = layer == backbone.n_layers
+        run.after(layer, recording.first[ids] if at_end else recording.pooled[ids, layer - 1])
+        if run.finished:
+            break
+    return run.output()

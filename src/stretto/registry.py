@@ -1,0 +1,33 @@
+"""Names to classes, with an error that lists what exists and guesses what was meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+from stretto.errors import StrettoError
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T]):
+    """A read-only mapping whose failed look-up is a helpful `StrettoError`."""
+
+    def __init__(self, kind: str, entries: dict[str, T], hint: str = "") -> None:
+        self.kind, self.entries, self.hint = kind, entries, hint
+
+    def __getitem__(self, name: str) -> T:
+        if name in self.entries:
+            return self.entries[name]
+        close = difflib.get_close_matches(name, self.entries, n=1)
+        guess = f"Did you mean '{close[0]}'? " if close else ""
+        raise StrettoError(
+            f"Expected a {self.kind} among {', '.join(self.entries)}; got '{name}'. {guess}{self.hint}".rstrip()
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)

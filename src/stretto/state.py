@@ -1,0 +1,226 @@
+"""What a method sees (`State`), what it says (`Decision`) and what happened (`Trace`).
+
+Both engines describe a batch to a method in the same ragged form: the live tokens of all live sequences
+are rows of one matrix. A method therefore never meets padding, masks or offsets. N is the number of
+live rows, B the number of live sequences, d the hidden size, C the number of labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stretto.errors import StrettoError
+
+Point = Literal["before", "between", "after"]
+
+#: Which verbs may be said at which point of a layer.
+VERBS: dict[Point, frozenset[str]] = {
+    "before": frozenset({"drop", "freeze"}),
+    "between": frozenset({"drop"}),
+    "after": frozenset({"exit"}),
+}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A tokenised batch, padded on either side. All tensors are [batch, columns]."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    token_type_ids: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.input_ids.dim() != 2 or self.input_ids.shape != self.attention_mask.shape:
+            raise StrettoError(
+                "Expected input_ids and attention_mask of one shape [batch, columns], got "
+                f"{tuple(self.input_ids.shape)} and {tuple(self.attention_mask.shape)}. Pad the batch first."
+            )
+        if not bool(self.attention_mask.any(dim=1).all()):
+            raise StrettoError(
+                "Expected at least one valid token in every sequence, got a sequence that is all padding. "
+                "Tokenise with special tokens, so that even an empty text has some."
+            )
+
+    @property
+    def positions(self) -> Tensor:
+        """[batch, columns]: index of each token among the valid ones of its sequence, whatever the padding side."""
+        return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a method wants done now. `drop` and `freeze` are bool [N], `exit` is bool [B]; None says nothing."""
+
+    drop: Tensor | None = None
+    freeze: Tensor | None = None
+    exit: Tensor | None = None
+
+    def check(self, state: State) -> None:
+        """Refuse a verb that does not belong to this point, or a tensor of the wrong shape."""
+        for verb, count in (("drop", state.n_rows), ("freeze", state.n_rows), ("exit", state.n_sequences)):
+            said = getattr(self, verb)
+            if said is None:
+                continue
+            if verb not in VERBS[state.point]:
+                raise StrettoError(
+                    f"Expected one of {sorted(VERBS[state.point])} {state.point} a layer, got '{verb}'. "
+                    "Return it from decide() at another point."
+                )
+            if said.dtype != torch.bool or said.shape != (count,):
+                raise StrettoError(
+                    f"Expected '{verb}' to be a bool tensor of shape [{count}], "
+                    f"got {said.dtype} {tuple(said.shape)}. Return one entry per live "
+                    f"{'sequence' if verb == 'exit' else 'row'}."
+                )
+
+
+@dataclass
+class State:
+    """The live rows of a batch at one point of one layer, and the method's own notes about them."""
+
+    layer: int
+    """The layer this point belongs to, counted from 1."""
+    point: Point
+    rows: Tensor
+    """[N, d]. Before and between: what the layer reads. After: what it wrote."""
+    sequence: Tensor
+    """[N] which live sequence a row belongs to; ascending."""
+    position: Tensor
+    """[N] position of the token in its input; ascending within a sequence."""
+    frozen: Tensor
+    """[N] True where the token is no longer updated."""
+    protected: Tensor
+    """[N] True where the token may not be dropped."""
+    ids: Tensor
+    """[B] index of each live sequence in the batch that came in."""
+    row_ids: Tensor
+    """[N] index of each live row among all rows that came in."""
+    dial: Tensor
+    """[B] the dial, per sequence."""
+    lengths: Tensor
+    """[B] live rows per sequence."""
+    spent: Tensor
+    """[B] multiply-adds the deciders used since the engine last wrote them down."""
+    notes: dict[str, Tensor] = field(default_factory=dict)
+    """Per-sequence notes [B, …] a method keeps between layers; they follow the sequences that stay."""
+    row_notes: dict[str, Tensor] = field(default_factory=dict)
+    """Per-row notes [N, …]; they follow the rows that stay."""
+    providers: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
+    """What an engine computes only if the method asks: see `exit_logits`, `pooled`, `attention_received`."""
+
+    @property
+    def n_rows(self) -> int:
+        return self.sequence.shape[0]
+
+    @property
+    def n_sequences(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def starts(self) -> Tensor:
+        """[B] row index of the first live row of each sequence (position 0 is never dropped)."""
+        return self.lengths.cumsum(0) - self.lengths
+
+    @property
+    def first_rows(self) -> Tensor:
+        """[B, d] the state of position 0 ([CLS], <s>) of each sequence."""
+        return self.rows[self.starts]
+
+    @property
+    def exit_logits(self) -> Tensor:
+        """[B, C] answers of the exit at this layer. Asking costs: the exit is run and counted."""
+        return self._ask("exit_logits")
+
+    @property
+    def pooled(self) -> Tensor:
+        """[B, d] what the exit at this layer reads: the first or the mean row, before the exit's own layers."""
+        return self._ask("pooled")
+
+    @property
+    def attention_received(self) -> Tensor:
+        """[N] attention paid to each row in this layer, summed over heads and updated rows (point 'between')."""
+        return self._ask("attention_received")
+
+    def spend(self, macs: int | Tensor) -> None:
+        """Own up to the deciders' work: multiply-adds per live sequence (one number for each, or a [B] tensor)."""
+        self.spent = self.spent + macs
+
+    def _ask(self, what: str) -> Tensor:
+        if what not in self.providers:
+            raise StrettoError(
+                f"Expected a question that can be answered {self.point} layer {self.layer}, got '{what}'. "
+                "Exit logits exist after layers 1..L-1 of a method with exits; attention exists between."
+            )
+        return self.providers[what]()
+
+    def select_rows(self, keep: Tensor) -> Tensor:
+        """Forget the rows where `keep` ([N] bool) is False; return the indices of those that stay.
+
+        `rows` itself belongs to the engine, which compacts it in its own way."""
+        index = keep.nonzero().squeeze(1)
+        for name in ("sequence", "position", "frozen", "protected", "row_ids"):
+            setattr(self, name, getattr(self, name)[index])
+        self.row_notes = {name: note[index] for name, note in self.row_notes.items()}
+        self.lengths = torch.bincount(self.sequence, minlength=self.n_sequences)
+        return index
+
+    def select_sequences(self, keep: Tensor) -> Tensor:
+        """Forget the sequences where `keep` ([B] bool) is False, and their rows; return the indices of rows that stay."""
+        index = self.select_rows(keep[self.sequence])
+        self.sequence = (keep.cumsum(0) - 1)[self.sequence]
+        for name in ("ids", "dial", "lengths", "spent"):
+            setattr(self, name, getattr(self, name)[keep])
+        self.notes = {name: note[keep] for name, note in self.notes.items()}
+        return index
+
+
+@dataclass
+class Trace:
+    """What was executed, per sequence of the batch (B) and layer (L). `stretto.measure` turns it into FLOPs."""
+
+    lengths: Tensor
+    """[B] tokens that came in."""
+    n_query: Tensor
+    """[B, L] rows whose attention scores were computed."""
+    n_key: Tensor
+    """[B, L] rows seen as key and value."""
+    n_ffn: Tensor
+    """[B, L] rows that got an attention output and went through the FFN."""
+    decider_macs: Tensor
+    """[B] multiply-adds of everything that is not a layer: exits, predictors, the final head."""
+
+    @classmethod
+    def empty(cls, lengths: Tensor, n_layers: int) -> Trace:
+        def zeros() -> Tensor:
+            return torch.zeros(len(lengths), n_layers, dtype=torch.long, device=lengths.device)
+
+        return cls(lengths, zeros(), zeros(), zeros(), torch.zeros_like(lengths))
+
+    @property
+    def depth(self) -> Tensor:
+        """[B] layers each sequence went through."""
+        return (self.n_query > 0).sum(dim=1)
+
+    def to(self, device: torch.device | str) -> Trace:
+        return Trace(**{name: value.to(device) for name, value in vars(self).items()})
+
+    @staticmethod
+    def concatenate(traces: list[Trace]) -> Trace:
+        names = ("lengths", "n_query", "n_key", "n_ffn", "decider_macs")
+        return Trace(**{name: torch.cat([getattr(t, name) for t in traces]) for name in names})
+
+
+@dataclass
+class Output:
+    """What an engine returns for a batch."""
+
+    logits: Tensor
+    """[B, C]"""
+    trace: Trace
+    hidden: Tensor | None = None
+    """[B, T, d] last state of each token, column = position; zeros where a token was dropped and not restored."""

@@ -1,0 +1,53 @@
+"""One of several named labels for each input: a single text, or a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from stretto.errors import StrettoError
+from stretto.tasks import metrics
+from stretto.tasks.base import Answer, ArrayLike, Task, as_arrays
+
+
+class Classification(Task):
+    """Logits [B, C] are unnormalised log-probabilities of the C labels; labels are class numbers [B]."""
+
+    name: ClassVar[str] = "classification"
+    main_metric: ClassVar[str] = "accuracy"
+    problem_type: ClassVar[str] = "single_label_classification"
+
+    def __init__(self, label_names: Sequence[str]) -> None:
+        if len(label_names) < 2 or len(set(label_names)) < len(label_names):
+            raise StrettoError(
+                f"Expected two or more different label names, got {list(label_names)}. "
+                "Name every class once; a single value per input is the regression task."
+            )
+        super().__init__(label_names)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits, labels, reduction="none")  # [B]
+
+    def decode(self, logits: Tensor) -> list[Answer]:
+        answers = []
+        for row in logits.float().softmax(dim=-1).tolist():
+            probabilities = dict(zip(self.label_names, row, strict=True))
+            best = max(probabilities, key=probabilities.__getitem__)  # the first of equals, as argmax
+            answers.append(Answer(best, probabilities[best], probabilities))
+        return answers
+
+    def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return logits.argmax(dim=-1) == labels  # [B]
+
+    def metrics(self, logits: ArrayLike, labels: ArrayLike) -> dict[str, float]:
+        values, truth = as_arrays(logits, labels)
+        predicted = values.argmax(axis=1)
+        return {
+            "accuracy": metrics.accuracy(truth, predicted),
+            "macro_f1": metrics.macro_f1(truth, predicted),
+            "mcc": metrics.mcc(truth, predicted),
+            "ece": metrics.ece(values, truth),
+        }

@@ -1,0 +1,72 @@
+"""The scores, each a function of arrays [N].
+
+scikit-learn and scipy are imported where they are used, for they are slow to load. A score that the data
+leave undefined (a correlation with a constant) is 0.0, without a warning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def accuracy(truth: Array, predicted: Array) -> float:
+    return float(np.mean(truth == predicted))
+
+
+def macro_f1(truth: Array, predicted: Array) -> float:
+    """The mean of the F1 of every class that occurs in the truth or among the predictions."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(truth, predicted, average="macro", zero_division=0.0))
+
+
+def mcc(truth: Array, predicted: Array) -> float:
+    """Matthews' correlation of the true and the predicted classes."""
+    from sklearn.metrics import matthews_corrcoef
+
+    if len(np.union1d(truth, predicted)) < 2:  # scikit-learn warns of a single class
+        return 0.0
+    return float(matthews_corrcoef(truth, predicted))
+
+
+def ece(logits: Array, truth: Array, bins: int = 15) -> float:
+    """Expected calibration error (Guo et al. 2017): |accuracy - confidence|, averaged over equal-width bins.
+
+    Confidence is the largest softmax probability; bin k holds the confidences in (k / bins, (k + 1) / bins].
+    """
+    exponents = np.exp(logits - logits.max(axis=1, keepdims=True))  # [N, C]
+    confidence = 1 / exponents.sum(axis=1)  # the largest exponent is exp(0)
+    hits = logits.argmax(axis=1) == truth
+    bin_of = np.ceil(confidence * bins).astype(int) - 1  # never below 0, as confidence >= 1 / C
+    # per bin: count / N * |accuracy - confidence| = |sum(hit - confidence)| / N
+    gaps = np.bincount(bin_of, weights=hits - confidence, minlength=bins)
+    return float(np.abs(gaps).sum() / len(truth))
+
+
+def pearson(truth: Array, predicted: Array) -> float:
+    from scipy.stats import pearsonr
+
+    return float(pearsonr(truth, predicted).statistic) if _vary(truth, predicted) else 0.0
+
+
+def spearman(truth: Array, predicted: Array) -> float:
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(truth, predicted).statistic) if _vary(truth, predicted) else 0.0
+
+
+def mse(truth: Array, predicted: Array) -> float:
+    """Mean squared error."""
+    from sklearn.metrics import mean_squared_error
+
+    return float(mean_squared_error(truth, predicted))
+
+
+def _vary(*arrays: Array) -> bool:
+    """Does every array vary by more than rounding? (scipy warns from a spread of 1e-13 of the mean.)"""
+    return all(np.std(array) > 1e-12 * np.abs(np.mean(array)) for array in arrays)

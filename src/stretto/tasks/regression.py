@@ -1,0 +1,49 @@
+"""One number for each input, such as the similarity of a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from stretto.errors import StrettoError
+from stretto.tasks import metrics
+from stretto.tasks.base import Answer, ArrayLike, Task, as_arrays
+
+
+class Regression(Task):
+    """Logits [B, 1] are the predicted values themselves; labels are floats [B]."""
+
+    name: ClassVar[str] = "regression"
+    main_metric: ClassVar[str] = "pearson"
+    problem_type: ClassVar[str] = "regression"
+
+    def __init__(self, label_names: Sequence[str] = ()) -> None:
+        if label_names:
+            raise StrettoError(
+                f"Expected no label names for regression, got {list(label_names)}. "
+                "Leave them out, or use the classification task."
+            )
+        super().__init__(label_names)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return (logits[:, 0] - labels.to(logits.dtype)).square()  # [B]
+
+    def decode(self, logits: Tensor) -> list[Answer]:
+        return [Answer(value, None, None) for value in logits[:, 0].tolist()]
+
+    def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
+        raise StrettoError(
+            "Expected a task whose answers are right or wrong, got regression. "
+            "Use its loss, or a classification model."
+        )
+
+    def metrics(self, logits: ArrayLike, labels: ArrayLike) -> dict[str, float]:
+        values, truth = as_arrays(logits, labels)
+        predicted = values[:, 0]
+        return {
+            "pearson": metrics.pearson(truth, predicted),
+            "spearman": metrics.spearman(truth, predicted),
+            "mse": metrics.mse(truth, predicted),
+        }

@@ -1,0 +1,187 @@
+"""reference == packed == Hugging Face, for every backbone and any decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import ARCHITECTURES, random_inputs, tiny_backbone, uses_types
+from torch import nn
+
+from stretto.engine.packed import PackedEngine
+from stretto.engine.reference import ReferenceEngine
+from stretto.methods.base import Method
+from stretto.methods.exits import ExitHeads
+from stretto.state import Decision, Inputs, Output, State
+
+
+@dataclass
+class Chances:
+    """How often each verb is said."""
+
+    drop_before: float = 0.0
+    freeze: float = 0.0
+    drop_between: float = 0.0
+    exit: float = 0.0
+    restore: bool = False
+    by_attention: bool = False
+    protect: int = 1
+
+
+class RandomDecisions(Method):
+    """Says random verbs that depend on (seed, layer, sequence, position) only: any batch, any order, any padding."""
+
+    points = frozenset({"before", "between", "after"})
+
+    def __init__(self, chances: Chances, seed: int, d: int, n_layers: int, n_labels: int, names: list[int]) -> None:
+        nn.Module.__init__(self)
+        self.chances, self.seed, self.names = chances, seed, torch.tensor(names)
+        self.restore, self.protect = chances.restore, chances.protect  # type: ignore[misc]
+        torch.manual_seed(1)
+        self.exits = ExitHeads(d, n_layers - 1, n_labels, "mean", 0.0)
+        for parameter in self.exits.parameters():
+            nn.init.normal_(parameter, std=0.2)
+
+    def dice(self, salt: int, layer: int, sequence: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Uniform in [0, 1), a fixed function of its arguments."""
+        mixed = (sequence * 7919 + position * 104729 + layer * 1299709 + (self.seed + salt) * 15485863) % 2147483647
+        mixed = (mixed * 48271 % 2147483647) * 48271 % 2147483647
+        return mixed.double() / 2147483647
+
+    def decide(self, state: State) -> Decision:
+        names = self.names[state.ids]
+        rows = (names[state.sequence], state.position)
+        if state.point == "before":
+            return Decision(
+                drop=self.dice(1, state.layer, *rows) < self.chances.drop_before,
+                freeze=self.dice(2, state.layer, *rows) < self.chances.freeze,
+            )
+        if state.point == "between":
+            if self.chances.by_attention:  # keep what receives at least the average attention of its sequence
+                received = state.attention_received
+                mean = torch.segment_reduce(received, "mean", lengths=state.lengths)[state.sequence]
+                return Decision(drop=received < mean * self.chances.drop_between * 1.001)
+            return Decision(drop=self.dice(3, state.layer, *rows) < self.chances.drop_between)
+        return Decision(exit=self.dice(4, state.layer, names, torch.zeros_like(names)) < self.chances.exit)
+
+
+def method_for(backbone, chances: Chances, seed: int, names: list[int]) -> RandomDecisions:
+    return RandomDecisions(chances, seed, backbone.d, backbone.n_layers, backbone.n_labels, names)
+
+
+def assert_same(a: Output, b: Output) -> None:
+    torch.testing.assert_close(a.logits, b.logits, atol=1e-5, rtol=1e-5)
+    for name in ("lengths", "n_query", "n_key", "n_ffn", "decider_macs"):
+        assert torch.equal(getattr(a.trace, name), getattr(b.trace, name)), name
+    if a.hidden is not None:
+        assert b.hidden is not None
+        width = min(a.hidden.shape[1], b.hidden.shape[1])
+        torch.testing.assert_close(a.hidden[:, :width], b.hidden[:, :width], atol=1e-5, rtol=1e-5)
+
+
+def rows_of(inputs: Inputs, index: list[int]) -> Inputs:
+    types = None if inputs.token_type_ids is None else inputs.token_type_ids[index]
+    return Inputs(inputs.input_ids[index], inputs.attention_mask[index], types)
+
+
+def part(output: Output, index: int) -> Output:
+    trace = type(output.trace)(**{name: value[index : index + 1] for name, value in vars(output.trace).items()})
+    hidden = None if output.hidden is None else output.hidden[index : index + 1]
+    return Output(output.logits[index : index + 1], trace, hidden)
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_every_layer_equals_hugging_face(model_type: str) -> None:
+    backbone = tiny_backbone(model_type)
+    inputs = random_inputs([9, 5, 1, 12, 5], types=uses_types(model_type))
+    arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
+    if inputs.token_type_ids is not None:
+        arguments["token_type_ids"] = inputs.token_type_ids
+    with torch.no_grad():
+        expected = backbone.model(**arguments, output_hidden_states=True)
+        ours = ReferenceEngine(backbone).hidden_states(inputs)
+    valid = inputs.attention_mask.bool()
+    assert len(ours) == backbone.n_layers + 1 == len(expected.hidden_states)
+    for mine, theirs in zip(ours, expected.hidden_states, strict=True):
+        torch.testing.assert_close(mine[valid], theirs[valid], atol=1e-5, rtol=1e-5)
+    nothing = method_for(backbone, Chances(), 0, list(range(5)))
+    for engine in (ReferenceEngine(backbone), PackedEngine(backbone)):
+        with torch.no_grad():
+            output = engine.run(inputs, nothing, 0.0, keep_hidden=True)
+        torch.testing.assert_close(output.logits, expected.logits, atol=1e-5, rtol=1e-5)
+        assert output.hidden is not None
+        torch.testing.assert_close(output.hidden[valid], expected.hidden_states[-1][valid], atol=1e-5, rtol=1e-5)
+
+
+CHANCES = st.builds(
+    Chances,
+    drop_before=st.sampled_from([0.0, 0.3, 1.0]),
+    freeze=st.sampled_from([0.0, 0.3, 1.0]),
+    drop_between=st.sampled_from([0.0, 0.3, 1.0]),
+    exit=st.sampled_from([0.0, 0.4, 1.0]),
+    restore=st.booleans(),
+    by_attention=st.booleans(),
+    protect=st.sampled_from([1, 3]),
+)
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(chances=CHANCES, seed=st.integers(0, 99), lengths=st.lists(st.integers(1, 14), min_size=1, max_size=5))
+def test_random_decisions(model_type: str, chances: Chances, seed: int, lengths: list[int]) -> None:
+    """reference == packed; alone == in batch; order and padding side do not matter."""
+    backbone = tiny_backbone(model_type)
+    packed, reference = PackedEngine(backbone), ReferenceEngine(backbone)
+    names = list(range(len(lengths)))
+    inputs = random_inputs(lengths, seed, types=uses_types(model_type))
+    with torch.no_grad():
+        expected = reference.run(inputs, method_for(backbone, chances, seed, names), 0.0, keep_hidden=True)
+        got = packed.run(inputs, method_for(backbone, chances, seed, names), 0.0, keep_hidden=True)
+        assert_same(got, expected)
+
+        left = random_inputs(lengths, seed, side="left", types=uses_types(model_type))
+        for engine in (packed, reference):
+            assert_same(engine.run(left, method_for(backbone, chances, seed, names), 0.0, keep_hidden=True), expected)
+
+        order = names[::-1]
+        turned = packed.run(rows_of(inputs, order), method_for(backbone, chances, seed, order), 0.0, keep_hidden=True)
+        for index, name in enumerate(order):
+            assert_same(part(turned, index), part(expected, name))
+
+        for name in names:
+            alone = packed.run(
+                rows_of(inputs, [name]), method_for(backbone, chances, seed, [name]), 0.0, keep_hidden=True
+            )
+            assert_same(alone, part(expected, name))
+
+
+@pytest.mark.parametrize("point", ["before", "between"])
+@pytest.mark.parametrize("restore", [False, True])
+def test_dropping_everything_but_the_protected(point: str, restore: bool) -> None:
+    backbone = tiny_backbone("bert")
+    chances = Chances(**{f"drop_{point}": 1.0}, restore=restore, protect=2)
+    inputs = random_inputs([7, 1, 4])
+    output = PackedEngine(backbone).run(inputs, method_for(backbone, chances, 0, [0, 1, 2]), 0.0, keep_hidden=True)
+    assert output.trace.n_ffn.tolist() == [[2] * 4, [1] * 4, [2] * 4]
+    assert output.hidden is not None
+    dropped = output.hidden[0, 2:]
+    assert bool(dropped.any()) == restore
+
+
+def test_a_batch_that_has_left_stops() -> None:
+    backbone = tiny_backbone("bert")
+    inputs = random_inputs([7, 3])
+    output = PackedEngine(backbone).run(inputs, method_for(backbone, Chances(exit=1.0), 0, [0, 1]), 0.0)
+    assert output.trace.depth.tolist() == [1, 1]
+    assert output.trace.n_query[:, 1:].sum() == 0
+
+
+def test_position_zero_survives_any_decision() -> None:
+    backbone = tiny_backbone("bert")
+    output = PackedEngine(backbone).run(
+        random_inputs([6]), method_for(backbone, Chances(drop_before=1.0, drop_between=1.0), 0, [0]), 0.0
+    )
+    assert output.trace.n_key.tolist() == [[1, 1, 1, 1]]

@@ -1,0 +1,89 @@
+"""Small random models of every architecture, a small tokenizer, and random padded batches."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+
+from stretto.backbones import Backbone, backbone_for
+from stretto.state import Inputs
+
+#: One representative of every backbone class and of every model type that shares one.
+ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet")
+
+WORDS = (
+    "a an the this that it movie film plot story actor scene good great fine bad dull poor never not very "
+    "really quite was is were what who where when how many one two three city man country . , ! ?"
+).split()
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+VOCABULARY = len(SPECIAL) + len(WORDS)
+
+
+def tiny_config(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Any:
+    sizes: dict[str, Any] = {
+        "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": n_layers, "intermediate_size": 64,
+        "vocab_size": VOCABULARY, "max_position_embeddings": 70, "num_labels": n_labels, "pad_token_id": 0,
+    }  # fmt: skip
+    if model_type == "distilbert":
+        sizes.update(dim=32, n_heads=4, n_layers=n_layers, hidden_dim=64)
+    if model_type in ("electra", "albert"):
+        sizes.update(embedding_size=16)
+    if model_type == "albert":
+        sizes.update(num_hidden_groups=2)
+    if model_type == "mpnet":
+        sizes.update(pad_token_id=1, relative_attention_num_buckets=32)
+    if model_type in ("bert", "electra", "albert"):
+        sizes.update(type_vocab_size=2)
+    return AutoConfig.for_model(model_type, **sizes)
+
+
+@functools.lru_cache(maxsize=None)
+def tiny_encoder(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Any:
+    """A random model with weights large enough that layers and positions matter."""
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(tiny_config(model_type, n_labels, n_layers))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.15)
+    return model.eval()
+
+
+def tiny_backbone(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Backbone:
+    return backbone_for(tiny_encoder(model_type, n_labels, n_layers))
+
+
+def random_inputs(lengths: list[int], seed: int = 0, *, side: str = "right", types: bool = True) -> Inputs:
+    """A padded batch of random tokens. A sequence's tokens depend on `seed` and its index, not on the padding."""
+    columns = max(lengths)
+    ids = torch.zeros(len(lengths), columns, dtype=torch.long)
+    mask, token_types = torch.zeros_like(ids), torch.zeros_like(ids)
+    for i, length in enumerate(lengths):
+        generator = torch.Generator().manual_seed(1000 * seed + i)
+        where = slice(0, length) if side == "right" else slice(columns - length, columns)
+        ids[i, where] = torch.randint(len(SPECIAL), VOCABULARY, (length,), generator=generator)
+        mask[i, where] = 1
+        token_types[i, where] = (torch.arange(length) > length // 2).long()
+    return Inputs(ids, mask, token_types if types else None)
+
+
+def uses_types(model_type: str) -> bool:
+    return model_type in ("bert", "electra", "albert")
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {token: index for index, token in enumerate(SPECIAL + WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=64,
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+    )  # fmt: skip
