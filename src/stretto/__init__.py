@@ -13,7 +13,7 @@ from stretto.errors import StrettoError
 if TYPE_CHECKING:
     from stretto.evaluate import OperatingPoint, sweep
     from stretto.model import AdaptiveModel, Prediction
-    from stretto.train import train
+    from stretto.training import train
 
 __version__ = "0.1.0"
 
@@ -22,7 +22,7 @@ _HOMES = {
     "Prediction": "stretto.model",
     "OperatingPoint": "stretto.evaluate",
     "sweep": "stretto.evaluate",
-    "train": "stretto.train",
+    "train": "stretto.training",
 }
 
 __all__ = ["AdaptiveModel", "OperatingPoint", "Prediction", "StrettoError", "sweep", "train"]

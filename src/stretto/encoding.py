@@ -76,8 +76,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]],
             if len(feature["input_ids"]) > max_length:
                 truncated += 1
                 if batch.encodings is None:  # a tokenizer written in Python; its truncation is simple
-                    pair = [column[i] for column in columns]
-                    feature = dict(tokenizer(*pair, truncation="longest_first", max_length=max_length))
+                    one = [[column[i]] for column in columns]  # a batch of one: bare, a second text "" is ignored
+                    cut = tokenizer(*one, truncation="longest_first", max_length=max_length)
+                    feature = {name: cut[name][0] for name in cut}
                 else:
                     sides = batch.encodings[i].sequence_ids  # per token: 0, 1, or None for special tokens
                     keep = _kept(sides, max_length, tokenizer.truncation_side)

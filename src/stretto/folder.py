@@ -45,11 +45,11 @@ class Folder:
     format: int = FORMAT
     weights: str | None = None  # where stretto.safetensors is; not written
 
-    def load_weights(self, method: nn.Module) -> None:
-        """Put the saved exits and predictors into a freshly built method."""
+    def load_weights(self, module: nn.Module, prefix: str = "") -> None:
+        """Put the saved weights, or those under `prefix`, into a freshly built method or part of one."""
         try:
             saved = load_file(self.weights) if self.weights else {}
-            method.load_state_dict(saved)
+            module.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
         except (SafetensorError, RuntimeError, OSError) as error:
             raise StrettoError(
                 f"Expected {WEIGHTS} to hold the weights of {self.method}, got an unreadable or unfitting file "

@@ -11,7 +11,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from stretto.backbones import BACKBONES, backbone_for
+from stretto.backbones import backbone_for
 from stretto.encoding import encode, max_length_of
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
@@ -21,7 +21,7 @@ from stretto.folder import Folder, load_encoder, load_tokenizer, read_folder, wr
 from stretto.measure import Cost
 from stretto.methods import METHODS, Method, Shape
 from stretto.state import Inputs, Output
-from stretto.tasks import Task
+from stretto.tasks import Task, task_from_config
 
 Text = str | tuple[str, str]
 
@@ -65,25 +65,27 @@ class AdaptiveModel(nn.Module):
     ) -> AdaptiveModel:
         """Load a stretto folder, or wrap a Hugging Face model with a fresh `method` (default 'full').
 
-        `settings` are fields of the method's Config. `task` replaces the head's labels (for training).
-        `dtype='int8'` quantises the packed engine's matrix products."""
+        A stretto folder may also be opened with another method: its exits carry over if the new method has exits of
+        the same form, all else starts afresh. `settings` are fields of the method's Config. `task` replaces the
+        head's labels (for training). `dtype='int8'` quantises the packed engine's matrix products."""
         folder = read_folder(str(name_or_path))
-        if folder is not None and method in (None, folder.method):
-            settings = {**folder.config, **settings}
-        elif folder is not None:
-            folder = None  # another method on the same fine-tuned encoder starts afresh
-        method_class = METHODS[folder.method if folder else method or "full"]
+        same_method = folder is not None and method in (None, folder.method)
+        if folder is not None and same_method:
+            method, settings = folder.method, {**folder.config, **settings}
+        method_class = METHODS[method or "full"]
+        config = make_config(method_class, settings)
         encoder = load_encoder(str(name_or_path), task)
-        task = task or Task.from_hf_config(encoder.config)
-        backbone = BACKBONES[encoder.config.model_type](encoder)
-        shape = Shape(backbone.d, backbone.n_layers, backbone.n_labels)
-        built = method_class(make_config(method_class, settings), shape, task)
+        task = task or task_from_config(encoder.config)
+        backbone = backbone_for(encoder)
+        built = method_class(config, Shape(backbone.d, backbone.n_layers, backbone.n_labels), task)
         if built.exits is not None:
             built.exits.start_from(backbone.pooler())
         model = cls(encoder, load_tokenizer(str(name_or_path)), built, task, dtype)
-        if folder is not None:
+        if folder is not None and same_method:
             folder.load_weights(built)
             model.dial, model.operating_points, model.provenance = folder.dial, folder.points, folder.provenance
+        elif folder is not None and built.exits is not None and folder.config.get("pool") == built.exits.pool:
+            folder.load_weights(built.exits, prefix="exits.")
         return model.eval()
 
     def save_pretrained(self, path: str | Path) -> None:

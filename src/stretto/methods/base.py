@@ -115,7 +115,7 @@ class Method(nn.Module):
         return [self.finetuning()]
 
     def finetuning(self) -> Stage:
-        return Stage("backbone", self.config.epochs, self.config.learning_rate)
+        return Stage("backbone", self.config.num_train_epochs, self.config.learning_rate)
 
     def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
         """The scalar a stage minimises; here the final head's own loss, as in ordinary fine-tuning."""

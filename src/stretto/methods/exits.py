@@ -23,7 +23,7 @@ Pool = Literal["mean", "cls"]
 class ExitConfig:
     """Settings shared by the methods that train exits."""
 
-    epochs: float = 3
+    num_train_epochs: float = 3
     """Epochs of ordinary fine-tuning (the first stage)."""
     learning_rate: float = 5e-5
     """Learning rate of the backbone and its head."""

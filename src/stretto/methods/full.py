@@ -13,7 +13,7 @@ from stretto.methods.base import Dial, Method
 
 @dataclass(frozen=True)
 class FullConfig:
-    epochs: float = 3
+    num_train_epochs: float = 3
     """Epochs of fine-tuning."""
     learning_rate: float = 5e-5
     """Learning rate."""

@@ -25,9 +25,9 @@ def task_named(name: str) -> type[Task]:
 
 def task_from_config(config: PreTrainedConfig) -> Task:
     """The task that a transformers config tells of: regression if it says so or has a single label."""
-    kind = config.problem_type or ("regression" if config.num_labels == 1 else "single_label_classification")
     names = {int(i): name for i, name in (config.id2label or {}).items()}
-    if kind == "regression" and len(names) == 1:
+    kind = config.problem_type or "single_label_classification"
+    if len(names) == 1 and kind != "multi_label_classification":
         return Regression()
     if kind == "single_label_classification":
         return Classification([names[i] for i in sorted(names)])

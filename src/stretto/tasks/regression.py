@@ -35,8 +35,7 @@ class Regression(Task):
 
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         raise StrettoError(
-            "Expected a task whose answers are right or wrong, got regression. "
-            "Use its loss, or a classification model."
+            "Expected a task whose answers are right or wrong, got regression. Use its loss, or a classification model."
         )
 
     def metrics(self, logits: ArrayLike, labels: ArrayLike) -> dict[str, float]:

@@ -1,0 +1,217 @@
+"""Real results of the exit methods: score at cost ≤ 0.75, 0.5, 0.35 and what is left of it in wall-clock time.
+
+    python benchmarks/exits.py DATA MODEL trec            # one set, all methods
+    python benchmarks/exits.py DATA MODEL sst2 --only deebert
+
+DATA is a folder with <set>.<split>.jsonl.gz, MODEL an encoder. Results go to benchmarks/results/exits-<model>-<set>.json,
+each method's row as soon as it is done; a second start goes on where the first stopped. Trained models go to --runs.
+
+The first stage (fine-tuning) is shared by all methods. halting takes DeeBERT's exits, and shallow_deep takes PABEE's
+model: their training objectives are the same. The dial for a budget is chosen by cost alone, never by score.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from stretto import AdaptiveModel, __version__, sweep, train
+from stretto.bench.timing import interleaved
+from stretto.data import Dataset, load, split_off
+from stretto.encoding import encode
+from stretto.evaluate import OperatingPoint, batches, within_budget
+from stretto.measure import Cost
+from stretto.methods import METHODS
+from stretto.state import Trace
+from stretto.tasks import Classification, Regression
+
+BUDGETS = (0.75, 0.5, 0.35)
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Task:
+    train: str
+    dev: str | None  # None: a tenth of train
+    test: str
+    epochs: float
+    regression: bool = False
+
+
+SETS = {
+    "sst2": Task("sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2),
+    "trec": Task("trec.train", None, "trec.test", 3),
+    "mrpc": Task("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3),
+    "stsb": Task("glue_stsb.train", "glue_stsb.dev", "glue_stsb.test", 2, regression=True),
+}
+
+#: method -> (whose model it starts from, stages already done there, its settings)
+JOINT = {"exit_epochs": 1}
+RECIPES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "deebert": ("full", ("backbone",), {}),
+    "halting": ("deebert", ("backbone", "exits"), {}),
+    "pabee": ("full", ("backbone",), JOINT),
+    "shallow_deep": ("pabee", ("backbone", "joint"), JOINT),
+    "branchynet": ("full", ("backbone",), JOINT),
+    "lte": ("full", ("backbone",), JOINT),
+}
+
+
+def static_recipes(n_layers: int) -> dict[str, tuple[str, tuple[str, ...], dict[str, Any]]]:
+    """Static depth is trained once per budget: the deepest stack that fits it."""
+    depths = sorted({int(budget * n_layers) for budget in BUDGETS})
+    order = sorted(depths, key=lambda depth: abs(depth - n_layers // 2))  # the middle one first
+    return {f"static_depth-{k}": ("full", ("backbone",), {"depth": k, "exit_epochs": 1}) for k in order}
+
+
+class Experiment:
+    """One set, one encoder: a folder of trained models and a JSON of rows."""
+
+    def __init__(self, data: Path, encoder: str, name: str, runs: Path, seed: int) -> None:
+        self.encoder, self.name, self.spec, self.seed = encoder, name, SETS[name], seed
+        self.runs = runs / f"{Path(encoder).name}-{name}"
+        self.json = RESULTS / f"exits-{Path(encoder).name}-{name}.json"
+        self.rows: dict[str, Any] = json.loads(self.json.read_text()) if self.json.exists() else {}
+
+        def part(split: str, names: list[str] | None = None) -> Dataset:
+            return load(str(data / f"{split}.jsonl.gz"), label_names=names, regression=self.spec.regression)
+
+        self.train = part(self.spec.train)
+        names = self.train.label_names
+        if self.spec.dev is None:
+            self.train, self.dev = split_off(self.train, 0.1, seed)
+        else:
+            self.dev = part(self.spec.dev, names)
+        self.test = part(self.spec.test, names)
+        self.task = Regression() if self.spec.regression else Classification(names or [])
+
+    def write(self, key: str, value: Any) -> None:
+        self.rows[key] = value
+        self.rows["about"] = {
+            "set": self.name,
+            "encoder": Path(self.encoder).name,
+            "main_metric": self.task.main_metric,
+            "test_examples": len(self.test),
+            "seed": self.seed,
+            "stretto": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "threads": torch.get_num_threads(),
+            "machine": platform.machine(),
+            "command": f"python benchmarks/exits.py DATA {Path(self.encoder).name} {self.name}",
+        }
+        temporary = self.json.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.rows, indent=1) + "\n")
+        os.replace(temporary, self.json)
+
+    def fit(self, key: str, start: str, skip: tuple[str, ...], settings: dict[str, Any]) -> AdaptiveModel:
+        """Train (or load) the model of one row."""
+        folder = self.runs / key
+        if not folder.exists():
+            task = self.task if key == "full" else None
+            torch.manual_seed(self.seed)
+            model = AdaptiveModel.from_pretrained(start, key.split("-")[0], task=task, **settings)
+            train(model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed)
+        return AdaptiveModel.from_pretrained(folder)
+
+    def run(self, only: list[str]) -> None:
+        full = self.fit("full", self.encoder, (), {"num_train_epochs": self.spec.epochs})
+        if "full" not in self.rows:
+            self.write("full", [point.to_json() for point in sweep(full, self.test, progress=False)])
+        recipes = {**RECIPES, **static_recipes(full.backbone.n_layers)}
+        for key, (start, skip, settings) in recipes.items():
+            method = METHODS[key.split("-")[0]]
+            wanted = not only or key.split("-")[0] in only
+            if not wanted or key in self.rows or self.task.name not in method.tasks:
+                continue
+            model = self.fit(key, str(self.runs / start), skip, settings)
+            points = sweep(model, self.test, progress=False)
+            self.write(key, self.row(points))
+            print(self.name, key, json.dumps(self.rows[key]["budgets"]), flush=True)
+
+    def row(self, points: list[OperatingPoint]) -> dict[str, Any]:
+        chosen = {str(budget): within_budget(points, budget) for budget in BUDGETS}
+        return {
+            "budgets": {budget: point.to_json() for budget, point in chosen.items() if point is not None},
+            "sweep": [point.to_json() for point in points],
+        }
+
+    def clock(self, sequences: int = 96, rounds: int = 5) -> None:
+        """Wall-clock of every method at every budget against the full model, packed and as Hugging Face runs it."""
+        full = AdaptiveModel.from_pretrained(self.runs / "full")
+        sample = random.Random(self.seed).sample(self.test.texts, sequences)
+        features = encode(full.tokenizer, sample, full.max_length).features
+        dialled = {
+            (key, budget): (AdaptiveModel.from_pretrained(self.runs / key), point["dial"])
+            for key, row in self.rows.items()
+            if key not in ("full", "about", "clock")
+            for budget, point in row["budgets"].items()
+        }
+        found: dict[str, Any] = {}
+        for size in (1, 8, 32):
+            pool = list(batches(features, full.tokenizer.pad_token_id, size))
+            calls: dict[str, Any] = {
+                "huggingface": lambda pool=pool: run_huggingface(full, pool),
+                "full": lambda pool=pool: [full.run(batch, full.method.dial.off) for batch in pool],
+            }
+            for (key, budget), (model, dial) in dialled.items():
+                calls[f"{key} {budget}"] = lambda pool=pool, m=model, d=dial: [m.run(batch, d) for batch in pool]
+            seconds = interleaved(calls, rounds, self.seed)
+            for name in calls:
+                if name in ("full", "huggingface"):
+                    continue
+                key, budget = name.rsplit(" ", 1)
+                model, dial = dialled[key, budget]
+                trace = Trace.concatenate([model.run(batch, dial).trace for batch in pool])
+                gain = 1 / Cost.of(trace, model.backbone).total
+                cell = {
+                    "flops_gain": gain,
+                    "time_gain": seconds["full"] / seconds[name],
+                    "time_gain_vs_huggingface": seconds["huggingface"] / seconds[name],
+                    "tracking": seconds["full"] / seconds[name] / gain,
+                }
+                found.setdefault(key, {}).setdefault(budget, {})[str(size)] = cell
+            found.setdefault("full", {})[str(size)] = {
+                "time_gain_vs_huggingface": seconds["huggingface"] / seconds["full"]
+            }
+        self.write("clock", {"sequences": sequences, "rounds": rounds, "methods": found})
+
+
+@torch.inference_mode()
+def run_huggingface(model: AdaptiveModel, pool: list[Any]) -> None:
+    for batch in pool:
+        named = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+        if batch.token_type_ids is not None:
+            named["token_type_ids"] = batch.token_type_ids
+        model.encoder(**named)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("model")
+    parser.add_argument("sets", nargs="+", choices=SETS)
+    parser.add_argument("--only", nargs="*", default=[], choices=list(METHODS), help="methods to run (default: all)")
+    parser.add_argument("--no-clock", action="store_true", help="leave out the wall-clock part")
+    parser.add_argument("--runs", type=Path, default=Path("runs/exits"), help="where trained models are kept")
+    parser.add_argument("--seed", type=int, default=42)
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    for name in arguments.sets:
+        experiment = Experiment(arguments.data, arguments.model, name, arguments.runs, arguments.seed)
+        experiment.run(arguments.only)
+        if not arguments.no_clock:
+            experiment.clock()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Benchmarks: what the engine makes of saved FLOPs."""
