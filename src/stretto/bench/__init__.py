@@ -1,1 +1,1 @@
-"""Benchmarks: what the engine makes of saved FLOPs."""
+"""Benchmarks of stretto itself: `stretto bench …`."""

@@ -1,26 +1,76 @@
-"""Fair timing on a noisy machine: all contenders in one process, interleaved, in random order, medians."""
+"""Timing contenders against each other in one process: interleaved rounds in random order, medians."""
 
 from __future__ import annotations
 
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from tqdm.auto import tqdm
+Step = Callable[[], object]
+
+IDLE_SECONDS = 0.05  # lets the threads of the library before fall asleep
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do a pool of batches."""
+
+    name: str
+    dtype: str
+    steps: Sequence[Step]
+    """One call per batch."""
+    flops: float
+    """Of the whole pool."""
+    library: str = "torch"
+
+    def seconds(self) -> float:
+        start = time.perf_counter()
+        for step in self.steps:
+            step()
+        return time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A contender and what was measured."""
+
+    contender: Contender
+    times: list[float]
+    """Seconds for the whole pool, one per round."""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.times)
 
 
 def interleaved(
-    contenders: Mapping[str, Callable[[], object]], rounds: int, seed: int = 0, progress: str = ""
-) -> dict[str, float]:
-    """Median seconds of each contender. Each is called once to warm up, then once per round in random order."""
-    order = random.Random(seed)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for call in contenders.values():
-        call()
-    for _ in tqdm(range(rounds), desc=progress, disable=not progress, leave=False):
-        for name in order.sample(list(contenders), len(contenders)):
-            start = time.perf_counter()
-            contenders[name]()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+    contenders: Sequence[Contender], rounds: int, rng: random.Random, after_round: Callable[[], object] = lambda: None
+) -> list[Timed]:
+    """Time every contender once per round.
+
+    The order is random, but the contenders of one library follow each other: when the library changes there is an
+    idle gap and an untimed batch, because threads that still spin would slow down the next library's first calls."""
+    times: list[list[float]] = [[] for _ in contenders]
+    before = ""
+    for number in range(rounds):
+        for index in shuffled(contenders, rng):
+            contender = contenders[index]
+            if contender.library != before:
+                time.sleep(IDLE_SECONDS)
+            if number == 0 or contender.library != before:
+                contender.steps[0]()
+            times[index].append(contender.seconds())
+            before = contender.library
+        after_round()
+    return [Timed(contender, measured) for contender, measured in zip(contenders, times, strict=True)]
+
+
+def shuffled(contenders: Sequence[Contender], rng: random.Random) -> list[int]:
+    """Indices in random order, libraries in random order but each in one piece."""
+    libraries = sorted({contender.library for contender in contenders})
+    rng.shuffle(libraries)
+    order = list(range(len(contenders)))
+    rng.shuffle(order)
+    return sorted(order, key=lambda index: libraries.index(contenders[index].library))

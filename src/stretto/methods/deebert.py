@@ -46,7 +46,7 @@ class DeeBERTConfig(ExitConfig):
 
 def entropy(logits: Tensor) -> Tensor:
     """[…, C] -> […] in [0, 1]: -Σ p log p / log C, from log-probabilities, so that nothing overflows."""
-    log_p = torch.log_softmax(logits, dim=-1)
+    log_p = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     return -(log_p.exp() * log_p).sum(dim=-1) / math.log(logits.shape[-1])
 
 

@@ -1,0 +1,145 @@
+"""What the packed engine is compared with: Hugging Face, ONNX Runtime, and the bare matrix products."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.backbones import Backbone
+from stretto.bench.timing import Step
+from stretto.engine.linear import product
+from stretto.engine.packed import PackedEngine
+from stretto.errors import StrettoError
+from stretto.measure import full_flops
+from stretto.state import Inputs
+
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def padded_flops(batches: Sequence[Inputs], backbone: Backbone) -> float:
+    """FLOPs of padded batches: every sequence is as long as the longest beside it."""
+    columns = [torch.full((len(inputs.input_ids),), inputs.input_ids.shape[1]) for inputs in batches]
+    return float(full_flops(torch.cat(columns), backbone).sum())
+
+
+def tensors(inputs: Inputs) -> dict[str, Tensor]:
+    return {name: getattr(inputs, name) for name in NAMES}
+
+
+def hugging_face(model: nn.Module, batches: Sequence[Inputs]) -> list[Step]:
+    """The model as Hugging Face runs it, on padded batches."""
+
+    @torch.inference_mode()
+    def run(arguments: dict[str, Tensor]) -> object:
+        return model(**arguments)
+
+    return [partial(run, tensors(inputs)) for inputs in batches]
+
+
+class GemmLimit:
+    """The engine's matrix products alone, on its own kernels: no attention, activation, norm, embedding or decision.
+
+    The matrices have as many rows as the batch has tokens; what the engine adds by rounding up is its own loss."""
+
+    def __init__(self, engine: PackedEngine) -> None:
+        self.d, self.f, self.n_layers = engine.backbone.d, engine.backbone.ffn_size, engine.backbone.n_layers
+        self.layers = [
+            (layer.qkv, layer.attention_output, product(layer.modules.ffn_in, dtype=engine.dtype), layer.ffn_out)
+            for layer in engine.layers
+        ]
+
+    def steps(self, batches: Sequence[Inputs]) -> list[Step]:
+        rows = [int(inputs.attention_mask.sum()) for inputs in batches]
+        return [partial(self.run, torch.rand(n, self.d), torch.rand(n, self.f)) for n in rows]
+
+    @torch.inference_mode()
+    def run(self, narrow: Tensor, wide: Tensor) -> None:
+        """[M, d] and [M, f]: what the products read."""
+        for qkv, attention_output, ffn_in, ffn_out in self.layers:
+            qkv(narrow)
+            attention_output(narrow)
+            ffn_in(narrow)
+            ffn_out(wide)
+
+    def flops(self, batches: Sequence[Inputs]) -> float:
+        rows = sum(int(inputs.attention_mask.sum()) for inputs in batches)
+        return 2.0 * rows * self.n_layers * (4 * self.d * self.d + 2 * self.d * self.f)
+
+
+class OnnxRuntime:
+    """A model exported once to a folder, in fp32 and (from that) in int8.
+
+    The session's threads do not spin while they wait: on two cores spinning threads take the time of everything
+    that runs beside or after them."""
+
+    def __init__(self, model: nn.Module, folder: Path, threads: int) -> None:
+        self.model, self.folder, self.threads = model, folder, threads
+        self.sessions: dict[str, Any] = {}
+
+    def steps(self, batches: Sequence[Inputs], dtype: str) -> list[Step]:
+        if dtype not in self.sessions:
+            self.sessions[dtype] = self.session(self.exported() if dtype == "float32" else self.quantised())
+        feeds = [{name: value.numpy() for name, value in tensors(inputs).items()} for inputs in batches]
+        return [partial(self.sessions[dtype].run, None, feed) for feed in feeds]
+
+    def session(self, path: Path) -> Any:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def exported(self) -> Path:
+        path = self.folder / "float32.onnx"
+        if not path.exists():
+            ids = torch.ones(2, 16, dtype=torch.long)
+            dimensions = {0: torch.export.Dim("batch"), 1: torch.export.Dim("columns")}
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("ignore")  # the exporter's own deprecations
+                torch.onnx.export(
+                    LogitsAlone(self.model), (ids, ids, ids), path, dynamo=True, verbose=False,
+                    input_names=list(NAMES), output_names=["logits"], dynamic_shapes=(dimensions,) * 3,
+                )  # fmt: skip
+        return path
+
+    def quantised(self) -> Path:
+        import onnx
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+
+        path, prepared = self.folder / "int8.onnx", self.folder / "prepared.onnx"
+        if not path.exists():
+            model = onnx.load(self.exported())
+            del model.graph.value_info[:]  # the exporter's shapes contradict the quantiser's
+            quant_pre_process(model, prepared, skip_symbolic_shape=True, skip_optimization=True)
+            quantize_dynamic(prepared, path, weight_type=QuantType.QInt8)
+        return path
+
+
+class LogitsAlone(nn.Module):
+    """A graph has positional inputs and tensor outputs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Any:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids).logits
+
+
+def require_onnx() -> None:
+    """Refuse before the first minute is spent, not after it."""
+    missing = [name for name in ("onnx", "onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise StrettoError(
+            f"Expected the packages of the ONNX Runtime baseline, got none called {', '.join(missing)}. "
+            "Run `pip install 'stretto[bench]'`, or measure without this baseline (onnx=False)."
+        )

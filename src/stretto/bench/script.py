@@ -1,0 +1,102 @@
+"""Methods that decide by a script instead of by the input, so that a benchmark knows beforehand what is saved.
+
+Dropping follows a geometric schedule: before layer l each sequence keeps the first ⌈keep_l · n⌉ of its n tokens,
+
+    keep_l = r ^ min(max(l - start, 0), L // 3),   l = 1..L
+
+so tokens leave a little in each of the first layers, the rest of the way runs at a constant length, and r is solved
+for so that the FLOPs of the given sequences fall by the wanted factor. Layer 1 sees all tokens (start = 1) unless
+it alone would eat up most of the budget (10× fewer FLOPs of 12 layers are 1.2 layers): then start = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from stretto.backbones import Backbone
+from stretto.measure import flops, full_flops
+from stretto.methods.base import Dial, Method
+from stretto.methods.exits import ExitHeads
+from stretto.state import Decision, State, Trace
+
+WHOLE_FIRST_LAYER = 1.4  # layers' worth of FLOPs that must be left for layer 1 to see all tokens
+
+
+class Scripted(Method):
+    """Decides nothing: the full model."""
+
+    name = "scripted"
+    dial = Dial("none", "the script is fixed", off=0.0, sweep=(0.0,), upper=0.0)
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.exits = None
+
+
+class ScriptedDrop(Scripted):
+    """Before layer l, a sequence of n tokens keeps the first ⌈keep[l - 1] · n⌉."""
+
+    points = frozenset({"before"})
+
+    def __init__(self, keep: Sequence[float]) -> None:
+        super().__init__()
+        self.keep = [1.0, *keep]  # before the first layer there was everything
+
+    def decide(self, state: State) -> Decision | None:
+        if state.layer == 1:
+            state.notes["length"] = state.lengths
+        if self.keep[state.layer] == self.keep[state.layer - 1]:
+            return None
+        kept = kept_tokens(self.keep[state.layer], state.notes["length"])
+        return Decision(drop=state.position >= kept[state.sequence])
+
+
+class ScriptedExit(Scripted):
+    """After `layer` every other sequence leaves: those whose index in the pool (`first` + index in batch) is even."""
+
+    points = frozenset({"after"})
+
+    def __init__(self, layer: int, exits: ExitHeads, first: int = 0) -> None:
+        super().__init__()
+        self.layer, self.exits, self.first = layer, exits, first
+
+    def decide(self, state: State) -> Decision | None:
+        if state.layer != self.layer:
+            return None
+        _ = state.exit_logits  # whoever decides by the exit's answers needs those of all sequences: run and counted
+        return Decision(exit=(state.ids + self.first) % 2 == 0)
+
+
+def kept_tokens(keep: float, lengths: Tensor) -> Tensor:
+    """[B] tokens that stay of sequences with `lengths` ([B]) tokens; position 0 always does."""
+    return torch.ceil(keep * lengths.double()).long().clamp(min=1)
+
+
+def drop_schedule(factor: float, lengths: Tensor, backbone: Backbone) -> tuple[float, ...]:
+    """keep_1..keep_L that divide the FLOPs of sequences of these lengths ([B]) by `factor`, as closely as whole
+    tokens allow (very short texts cannot shrink tenfold: one token per layer is left)."""
+    n_layers = backbone.n_layers
+    start = 1 if n_layers / factor >= WHOLE_FIRST_LAYER else 0
+
+    def schedule(r: float) -> tuple[float, ...]:
+        return tuple(r ** min(max(layer - start, 0), max(n_layers // 3, 1)) for layer in range(1, n_layers + 1))
+
+    def miss(r: float) -> float:
+        return float(scheduled_flops(schedule(r), lengths, backbone) - wanted)
+
+    wanted = full_flops(lengths, backbone).sum() / factor
+    low, high = 0.0, 1.0
+    for _ in range(50):  # FLOPs never fall when r rises
+        middle = (low + high) / 2
+        low, high = (middle, high) if miss(middle) < 0 else (low, middle)
+    return schedule(min(low, high, key=lambda r: abs(miss(r))))
+
+
+def scheduled_flops(keep: Sequence[float], lengths: Tensor, backbone: Backbone) -> Tensor:
+    """FLOPs of all sequences together under a drop schedule."""
+    rows = torch.stack([kept_tokens(part, lengths) for part in keep], dim=1)  # [B, L]
+    deciders = lengths * backbone.embedding_macs + backbone.head_macs
+    return flops(Trace(lengths, rows, rows, rows, deciders), backbone).sum()

@@ -1,0 +1,209 @@
+"""What every method promises, over the registries: a new method or backbone gets these tests for free."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+from typing import Any
+
+import pytest
+import torch
+from tiny import ARCHITECTURES, random_inputs, tiny_backbone, uses_types
+from torch.utils.flop_counter import FlopCounterMode
+
+from stretto.backbones import Backbone
+from stretto.engine.packed import PackedEngine
+from stretto.engine.reference import ReferenceEngine
+from stretto.errors import StrettoError
+from stretto.measure import Cost, flops, full_flops
+from stretto.methods import METHODS, Method, Shape
+from stretto.recording import record, replay
+from stretto.state import Inputs, Output
+from stretto.tasks import Classification, Regression, Task
+
+LENGTHS = [9, 5, 1, 12, 5, 7]
+
+
+def make(name: str, backbone: Backbone, task: Task | None = None, **settings: Any) -> Method:
+    """A method with weights strong enough that exits disagree."""
+    task = task or Classification([f"label {i}" for i in range(backbone.n_labels)])
+    torch.manual_seed(3)
+    method = METHODS[name](
+        METHODS[name].Config(**settings), Shape(backbone.d, backbone.n_layers, backbone.n_labels), task
+    )
+    with torch.no_grad():
+        for parameter in method.parameters():
+            parameter.normal_(std=0.4)
+    return method.eval()
+
+
+def pools(name: str) -> list[dict[str, Any]]:
+    return [{"pool": "mean"}, {"pool": "cls"}] if METHODS[name].uses_exits else [{}]
+
+
+CASES = [(name, settings) for name in METHODS for settings in pools(name)]
+
+
+def assert_same(a: Output, b: Output) -> None:
+    torch.testing.assert_close(a.logits, b.logits, atol=1e-5, rtol=1e-5)
+    assert a.trace.depth.tolist() == b.trace.depth.tolist()
+    assert a.trace.decider_macs.tolist() == b.trace.decider_macs.tolist()
+
+
+def row(inputs: Inputs, index: int) -> Inputs:
+    keep = slice(index, index + 1)
+    types = None if inputs.token_type_ids is None else inputs.token_type_ids[keep]
+    return Inputs(inputs.input_ids[keep], inputs.attention_mask[keep], types)
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_engines_agree_along_the_dial(name: str, settings: dict[str, Any], model_type: str) -> None:
+    backbone = tiny_backbone(model_type)
+    method = make(name, backbone, **settings)
+    inputs = random_inputs(LENGTHS, types=uses_types(model_type))
+    packed, reference = PackedEngine(backbone), ReferenceEngine(backbone)
+    for dial in method.dial.sweep[:: max(len(method.dial.sweep) // 5, 1)]:
+        with torch.no_grad():
+            expected = reference.run(inputs, method, dial)
+        got = packed.run(inputs, method, dial)
+        assert_same(got, expected)
+        alone = [packed.run(row(inputs, i), method, dial) for i in range(len(LENGTHS))]
+        torch.testing.assert_close(torch.cat([o.logits for o in alone]), got.logits, atol=1e-5, rtol=1e-5)
+        assert [int(o.trace.depth) for o in alone] == got.trace.depth.tolist()
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_dial_off_is_the_full_model(name: str, settings: dict[str, Any], model_type: str) -> None:
+    backbone = tiny_backbone(model_type)
+    inputs = random_inputs(LENGTHS, types=uses_types(model_type))
+    named = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
+    if inputs.token_type_ids is not None:
+        named["token_type_ids"] = inputs.token_type_ids
+    with torch.no_grad():
+        huggingface = backbone.model(**named).logits
+    method, full = make(name, backbone, **settings), make("full", backbone)
+    engine = PackedEngine(backbone)
+    output = engine.run(inputs, method, method.dial.off)
+    assert torch.equal(output.logits, engine.run(inputs, full, full.dial.off).logits)
+    torch.testing.assert_close(output.logits, huggingface, atol=1e-5, rtol=1e-5)
+    assert (output.trace.depth == backbone.n_layers).all()
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_cost_never_rises_along_the_sweep(name: str, settings: dict[str, Any]) -> None:
+    backbone = tiny_backbone("bert")
+    method, engine = make(name, backbone, **settings), PackedEngine(backbone)
+    inputs = random_inputs(LENGTHS * 4, seed=5)
+    assert method.dial.sweep[0] == method.dial.off
+    spent = [flops(engine.run(inputs, method, dial).trace, backbone) for dial in method.dial.sweep]
+    for dearer, cheaper in zip(spent, spent[1:], strict=False):
+        assert (cheaper <= dearer).all()  # for each sequence, not only on average
+    if name != "full":
+        assert spent[-1].sum() < spent[0].sum()
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_every_sequence_may_have_its_own_dial(name: str, settings: dict[str, Any]) -> None:
+    backbone = tiny_backbone("bert")
+    method, engine = make(name, backbone, **settings), PackedEngine(backbone)
+    inputs = random_inputs(LENGTHS)
+    sweep = method.dial.sweep
+    dials = torch.tensor([sweep[i * (len(sweep) - 1) // (len(LENGTHS) - 1)] for i in range(len(LENGTHS))])
+    together = engine.run(inputs, method, dials)
+    for index, dial in enumerate(dials.tolist()):
+        alone = engine.run(row(inputs, index), method, dial)
+        torch.testing.assert_close(alone.logits[0], together.logits[index], atol=1e-5, rtol=1e-5)
+        assert int(alone.trace.depth) == int(together.trace.depth[index])
+
+
+@pytest.mark.parametrize(("name", "settings"), [case for case in CASES if METHODS[case[0]].uses_exits])
+def test_a_replay_equals_the_run(name: str, settings: dict[str, Any]) -> None:
+    backbone = tiny_backbone("albert")
+    method, engine = make(name, backbone, **settings), PackedEngine(backbone)
+    inputs = random_inputs(LENGTHS)
+    assert method.exits is not None
+    recording = record(engine, method.exits, [inputs])
+    for dial in method.dial.sweep:
+        expected, got = engine.run(inputs, method, dial), replay(backbone, method, recording, dial)
+        assert_same(got, expected)
+        assert flops(got.trace, backbone).tolist() == flops(expected.trace, backbone).tolist()
+
+
+def linear_flops(x: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    return 2 * x[0] * x[1] * out_shape[1]
+
+
+def sdpa_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    batch, heads, n_query, size = q
+    return 4 * batch * heads * n_query * k[2] * size
+
+
+#: torch's counter knows neither CPU attention nor oneDNN's linear.
+CPU_FORMULAS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flops,
+    torch.ops.mkldnn._linear_pointwise: linear_flops,
+}
+
+
+@pytest.mark.parametrize("model_type", ["bert", "albert", "electra", "distilbert"])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_ledger_equals_the_operations_executed(name: str, model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stretto.engine.packed.round_up", lambda rows: max(rows, 1))  # rounding is not the method's work
+    backbone = tiny_backbone(model_type)
+    method, engine = make(name, backbone), PackedEngine(backbone)
+    inputs = random_inputs([9, 5, 12, 5, 7, 30], types=uses_types(model_type))
+    for dial in method.dial.sweep[:: max(len(method.dial.sweep) // 4, 1)]:
+        with FlopCounterMode(display=False, custom_mapping=CPU_FORMULAS) as counter:
+            output = engine.run(inputs, method, dial)
+        counted = int(flops(output.trace, backbone).sum())
+        assert counter.get_total_flops() == pytest.approx(counted, rel=0.01)
+
+
+def test_full_cost_is_one() -> None:
+    backbone = tiny_backbone("electra")
+    method, engine = make("full", backbone), PackedEngine(backbone)
+    output = engine.run(random_inputs(LENGTHS), method, 0.0)
+    cost = Cost.of(output.trace, backbone)
+    assert cost.total == 1.0
+    assert torch.equal(cost.full, full_flops(output.trace.lengths, backbone))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_regression_works_or_says_what_does(name: str) -> None:
+    backbone = tiny_backbone("bert", 1)
+    if "regression" in METHODS[name].tasks:
+        method, engine = make(name, backbone, Regression()), PackedEngine(backbone)
+        output = engine.run(random_inputs(LENGTHS), method, method.dial.sweep[-1])
+        assert output.logits.shape == (len(LENGTHS), 1)
+    else:
+        with pytest.raises(StrettoError, match="For regression use pabee or lte"):
+            make(name, backbone, Regression())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_file_tells_its_story(name: str) -> None:
+    """Docstring with citation, differences and dial; a string under every setting."""
+    method = METHODS[name]
+    story = sys.modules[method.__module__].__doc__ or ""
+    assert "Differs from the paper:" in story
+    assert "Dial:" in story
+    for cls in method.Config.__mro__[:-1]:
+        body = ast.parse(inspect.getsource(cls)).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for here, below in zip(body.body, [*body.body[1:], None], strict=True):
+            if isinstance(here, ast.AnnAssign):
+                assert isinstance(below, ast.Expr), f"{cls.__name__}.{ast.unparse(here.target)} has no docstring"
+    assert all(field.default is not dataclasses.MISSING for field in dataclasses.fields(method.Config))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_dial_out_of_range_is_refused(name: str) -> None:
+    dial = make(name, tiny_backbone("bert")).dial
+    with pytest.raises(StrettoError, match=dial.name):
+        dial.check(-1.0)
+    with pytest.raises(StrettoError, match=dial.name):
+        dial.check(float("nan"))

@@ -1,0 +1,189 @@
+"""The equations of the exit methods, on numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from stretto.errors import StrettoError
+from stretto.methods import METHODS, Pass, Shape, Stage
+from stretto.methods.branchynet import percentile_factors, weighted_loss
+from stretto.methods.deebert import entropy
+from stretto.methods.halting import depth_at_quantile, oracle_depth
+from stretto.methods.lte import wrongness
+from stretto.methods.pabee import agreements, same_answer
+from stretto.methods.shallow_deep import confidence
+from stretto.state import State
+from stretto.tasks import Classification, Regression
+
+SHAPE = Shape(d=4, n_layers=3, n_labels=2)
+TASK = Classification(["no", "yes"])
+
+
+def log(*probabilities: float) -> torch.Tensor:
+    return torch.tensor(probabilities).log()
+
+
+def state(layer: int, logits: list[list[float]], dial: float, notes: dict | None = None, **providers) -> State:
+    """A state of single-row sequences after a layer, with given exit logits."""
+    n = len(logits)
+    index = torch.arange(n)
+    return State(
+        layer=layer, point="after", rows=torch.zeros(n, 4), sequence=index, position=torch.zeros_like(index),
+        frozen=torch.zeros(n, dtype=torch.bool), protected=torch.ones(n, dtype=torch.bool), ids=index, row_ids=index,
+        dial=torch.full((n,), dial, dtype=torch.float64), lengths=torch.ones_like(index), spent=torch.zeros_like(index),
+        notes={} if notes is None else notes, providers={"exit_logits": lambda: torch.tensor(logits), **providers},
+    )  # fmt: skip
+
+
+def forward(*logits: list[list[float]], step: int = 0) -> Pass:
+    stacked = torch.tensor(logits)
+    return Pass((1, 2), stacked, torch.zeros(2, stacked.shape[1], 4), step)
+
+
+def test_entropy() -> None:
+    assert entropy(log(0.5, 0.5)) == pytest.approx(1.0)
+    assert entropy(log(0.25, 0.25, 0.25, 0.25)) == pytest.approx(1.0)
+    expected = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1)) / math.log(2)  # 0.4690
+    assert entropy(log(0.9, 0.1)) == pytest.approx(expected, abs=1e-6)
+    assert entropy(torch.tensor([1e4, -1e4])) == 0.0  # no overflow, no NaN
+    assert entropy(torch.tensor([60000.0, -60000.0], dtype=torch.float16)) == 0.0
+
+
+def test_deebert_leaves_below_the_threshold_only() -> None:
+    method = METHODS["deebert"](METHODS["deebert"].Config(), SHAPE, TASK)
+    sure, unsure = log(0.99, 0.01).tolist(), log(0.6, 0.4).tolist()  # entropies 0.0808, 0.9710
+    assert method.decide(state(1, [sure, unsure], 0.5)).exit.tolist() == [True, False]
+    assert method.decide(state(1, [sure, unsure], 0.0)).exit.tolist() == [False, False]
+
+
+def test_deebert_sums_the_ramps_and_leaves_the_final_head_alone() -> None:
+    method = METHODS["deebert"](METHODS["deebert"].Config(), SHAPE, TASK)
+    stage = Stage("exits", 1, 0.0, layers=(1, 2))
+    ramp_1, ramp_2, final = log(0.5, 0.5).tolist(), log(0.25, 0.75).tolist(), log(0.1, 0.9).tolist()
+    loss = method.loss(stage, forward([ramp_1], [ramp_2], [final]), torch.tensor([1]))
+    assert loss == pytest.approx(-math.log(0.5) - math.log(0.75))
+
+
+def test_joint_losses_weigh_the_exits() -> None:
+    logits = forward([log(0.5, 0.5).tolist()], [log(0.25, 0.75).tolist()], [log(0.1, 0.9).tolist()])
+    l1, l2, l3 = -math.log(0.5), -math.log(0.75), -math.log(0.9)
+    stage = Stage("joint", 1, 1e-5, layers=(1, 2))
+    expected = {
+        "branchynet": (l1 + l2 + l3) / 3,
+        "shallow_deep": (1 * l1 + 2 * l2 + 3 * l3) / 6,
+        "pabee": (1 * l1 + 2 * l2 + 3 * l3) / 6,
+    }
+    for name, value in expected.items():
+        method = METHODS[name](METHODS[name].Config(), SHAPE, TASK)
+        assert method.loss(stage, logits, torch.tensor([1])) == pytest.approx(value), name
+    assert weighted_loss(torch.tensor([1.0, 4.0]), torch.tensor([3.0, 1.0])) == pytest.approx(7 / 4)
+
+
+def test_branchynet_thresholds_per_exit() -> None:
+    config = METHODS["branchynet"].Config(factors=(0.5, 1.0))
+    method = METHODS["branchynet"](config, SHAPE, TASK)
+    logits = [log(0.9, 0.1).tolist()]  # entropy 0.469
+    assert method.decide(state(1, logits, 0.6)).exit.tolist() == [False]  # threshold 0.3
+    assert method.decide(state(2, logits, 0.6)).exit.tolist() == [True]  # threshold 0.6
+    with pytest.raises(StrettoError, match="Expected 2 threshold factors"):
+        METHODS["branchynet"](METHODS["branchynet"].Config(factors=(1.0,)), SHAPE, TASK)
+    entropies = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5], [0.0, 0.1, 0.2, 0.3, 0.4]])
+    assert percentile_factors(entropies, 50, dial=0.5).tolist() == pytest.approx([0.6, 0.4])
+
+
+def test_shallow_deep_is_strict() -> None:
+    assert confidence(log(0.2, 0.8)) == pytest.approx(0.8)
+    method = METHODS["shallow_deep"](METHODS["shallow_deep"].Config(), SHAPE, TASK)
+    certain, likely = [1000.0, -1000.0], log(0.2, 0.8).tolist()
+    assert method.decide(state(1, [certain, likely], 1.0)).exit.tolist() == [False, False]
+    assert method.decide(state(1, [certain, likely], 0.7)).exit.tolist() == [True, True]
+
+
+def test_patience_counts_agreements_and_forgets_them_on_a_change() -> None:
+    count = torch.tensor([0, 2, 2])
+    assert agreements(count, torch.tensor([True, True, False])).tolist() == [1, 3, 0]
+    a, b = torch.tensor([[2.0, 1.0], [0.0, 1.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
+    assert same_answer(a, b, 0.0).tolist() == [True, False]
+    assert same_answer(torch.tensor([[1.0], [1.0]]), torch.tensor([[1.04], [1.06]]), 0.05).tolist() == [True, False]
+
+
+def test_pabee_leaves_after_patience_plus_one_layers_at_the_earliest() -> None:
+    method = METHODS["pabee"](METHODS["pabee"].Config(), Shape(4, 6, 2), TASK)
+    notes: dict = {}
+    answers = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]  # argmax 0 0 1 1 1
+    leaves = [bool(method.decide(state(i + 1, [a], 2.0, notes)).exit) for i, a in enumerate(answers)]
+    assert leaves == [False, False, False, False, True]
+    notes = {}
+    assert [bool(method.decide(state(i + 1, [a], 1.0, notes)).exit) for i, a in enumerate(answers[:2])] == [False, True]
+    notes = {}
+    assert not any(bool(method.decide(state(i + 1, [a], 0.0, notes)).exit) for i, a in enumerate(answers))
+
+
+def test_oracle_depth_takes_the_shallowest_right_exit() -> None:
+    correct = torch.tensor([[False, True, False, True], [True, True, False, False], [True, True, False, True]])
+    # C - λn, λ = 0.1: columns [−.1 .8 .7] [.9 .8 .7] [−.1 −.2 −.3] [.9 −.2 .7]
+    assert oracle_depth(correct, 0.1).tolist() == [2, 1, 1, 1]
+    # a layer that costs more than being right is worth is never bought
+    assert oracle_depth(torch.tensor([[False], [False], [True]]), 0.6).tolist() == [1]
+
+
+def test_halting_depth_is_a_quantile() -> None:
+    logits = log(0.5, 0.3, 0.2).double().expand(5, 3)
+    quantiles = torch.tensor([0.0, 0.4, 0.6, 0.9, 1.0], dtype=torch.float64)
+    assert depth_at_quantile(logits, quantiles).tolist() == [1, 1, 2, 3, 3]
+
+
+def test_halting_decides_once() -> None:
+    method = METHODS["halting"](METHODS["halting"].Config(), SHAPE, TASK)
+    with torch.no_grad():
+        method.predictor.weight.zero_()
+        method.predictor.bias.copy_(log(0.1, 0.8, 0.1))
+    notes: dict = {}
+    first = state(1, [[0.0, 0.0]], 0.5, notes, pooled=lambda: torch.zeros(1, 4))
+    assert method.decide(first).exit.tolist() == [False]
+    assert first.spent.tolist() == [4 * 3]
+    assert method.decide(state(2, [[0.0, 0.0]], 0.5, notes)).exit.tolist() == [True]
+
+
+def test_lte_targets_and_alternation() -> None:
+    logits = torch.tensor([[2.0, 1.0], [0.0, 1.0]])
+    assert wrongness(logits, torch.tensor([0, 0])).tolist() == [0.0, 1.0]
+    assert wrongness(torch.tensor([[1.0]]), torch.tensor([1.5])) == pytest.approx(math.tanh(0.5))
+    method = METHODS["lte"](METHODS["lte"].Config(), SHAPE, TASK)
+    with torch.no_grad():
+        method.predictor.weight.zero_()
+        method.predictor.bias.zero_()  # u = 0.5 everywhere
+    stage = Stage("joint", 1, 1e-5, layers=(1, 2))
+    exits = ([log(0.75, 0.25).tolist()], [log(0.25, 0.75).tolist()], [log(0.1, 0.9).tolist()])  # wrong, right, final
+    predictor = ((0.5 - 1) ** 2 + (0.5 - 0) ** 2) / 2
+    l1, l2, l3 = -math.log(0.25), -math.log(0.75), -math.log(0.9)
+    even = method.loss(stage, forward(*exits, step=0), torch.tensor([1]))
+    odd = method.loss(stage, forward(*exits, step=1), torch.tensor([1]))
+    assert even == pytest.approx(l3 + predictor)
+    assert odd == pytest.approx((l1 + l2 + l3) / 3 + predictor)
+
+
+def test_lte_leaves_where_little_error_is_expected() -> None:
+    method = METHODS["lte"](METHODS["lte"].Config(), Shape(4, 3, 1), Regression())
+    with torch.no_grad():
+        method.predictor.weight.fill_(1.0)
+        method.predictor.bias.zero_()
+    pooled = torch.tensor([[-1.0, 0, 0, 0], [1.0, 0, 0, 0]])  # σ: 0.269, 0.731
+    got = method.decide(state(1, [[0.0], [0.0]], 0.5, pooled=lambda: pooled))
+    assert got.exit.tolist() == [True, False]
+
+
+def test_static_depth_offers_what_was_trained() -> None:
+    method = METHODS["static_depth"](METHODS["static_depth"].Config(depth=2), SHAPE, TASK)
+    assert method.dial.sweep == (3.0, 2.0)
+    assert method.decide(state(1, [[0.0, 0.0]], 2.0)) is None
+    assert method.decide(state(2, [[0.0, 0.0]], 2.0)).exit.tolist() == [True]
+    assert method.decide(state(2, [[0.0, 0.0]], 3.0)).exit.tolist() == [False]
+    stage = method.stages()[-1]
+    loss = method.loss(stage, Pass((2,), log(0.25, 0.75).view(1, 1, 2), torch.zeros(1, 1, 4), 0), torch.tensor([1]))
+    assert loss == pytest.approx(-math.log(0.75))
+    with pytest.raises(StrettoError, match="between 1 and 2"):
+        METHODS["static_depth"](METHODS["static_depth"].Config(depth=3), SHAPE, TASK)
