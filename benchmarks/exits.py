@@ -3,8 +3,8 @@
     python benchmarks/exits.py DATA MODEL trec            # one set, all methods
     python benchmarks/exits.py DATA MODEL sst2 --only deebert
 
-DATA is a folder with <set>.<split>.jsonl.gz, MODEL an encoder. Results go to benchmarks/results/exits-<model>-<set>.json,
-each method's row as soon as it is done; a second start goes on where the first stopped. Trained models go to --runs.
+DATA is a folder with <set>.<split>.jsonl.gz, MODEL an encoder. Results go to
+benchmarks/results/exits-<model>-<set>.json, each method's row as soon as it is done; a second start goes on where the first stopped. Trained models go to --runs.
 
 The first stage (fine-tuning) is shared by all methods. halting takes DeeBERT's exits, and shallow_deep takes PABEE's
 model: their training objectives are the same. The dial for a budget is chosen by cost alone, never by score.
@@ -204,8 +204,9 @@ def main() -> None:
     parser.add_argument("--no-clock", action="store_true", help="leave out the wall-clock part")
     parser.add_argument("--runs", type=Path, default=Path("runs/exits"), help="where trained models are kept")
     parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(arguments.threads)
     for name in arguments.sets:
         experiment = Experiment(arguments.data, arguments.model, name, arguments.runs, arguments.seed)
         experiment.run(arguments.only)

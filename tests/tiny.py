@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import random
 from typing import Any
 
 import torch
@@ -41,7 +43,7 @@ def tiny_config(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Any:
     return AutoConfig.for_model(model_type, **sizes)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tiny_encoder(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Any:
     """A random model with weights large enough that layers and positions matter."""
     torch.manual_seed(0)
@@ -87,3 +89,34 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer, model_max_length=64,
         pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
     )  # fmt: skip
+
+
+def tiny_model(method: str = "deebert", model_type: str = "bert", n_labels: int = 2, **settings: Any) -> Any:
+    """A random AdaptiveModel of its own (not shared with other tests)."""
+    from stretto.methods import METHODS, Shape
+    from stretto.model import AdaptiveModel
+    from stretto.tasks import Classification, Regression
+
+    encoder = copy.deepcopy(tiny_encoder(model_type, n_labels))
+    task = Classification(["bad", "good", "so-so"][:n_labels]) if n_labels > 1 else Regression()
+    encoder.config.update(task.hf_config())
+    backbone = backbone_for(encoder)
+    torch.manual_seed(7)
+    shape = Shape(backbone.d, backbone.n_layers, backbone.n_labels)
+    built = METHODS[method](METHODS[method].Config(**settings), shape, task)
+    return AdaptiveModel(encoder, tiny_tokenizer(), built, task).eval()
+
+
+def tiny_reviews(n: int = 64, seed: int = 0) -> Any:
+    """A learnable task: a text is good if it says so more often than bad."""
+    from stretto.data import Dataset
+
+    dice = random.Random(seed)
+    texts, labels = [], []
+    for index in range(n):
+        good = index % 2
+        words = dice.choices(WORDS, k=dice.randint(2, 12)) + ["good" if good else "bad"] * dice.randint(1, 3)
+        dice.shuffle(words)
+        texts.append((" ".join(words),))
+        labels.append(good)
+    return Dataset(texts, labels, ["bad", "good"], [f"made:{i + 1}" for i in range(n)])

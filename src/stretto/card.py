@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 def model_card(folder: Folder, config: Any, task: Task) -> str:
     """Markdown with the metadata block the hub reads."""
     points = "\n".join(
-        f"| {p['dial']:g} | {p['score']:.4f} | {p['cost']:.3f} | {p['depth']:.2f} |" for p in folder.points
+        f"| {p['dial']:g} | {p['score']:.4f} | {p['cost']:.3f} | {p['depth']:.2f} |"
+        for p in folder.points[:: max(len(folder.points) // 10, 1)]
     )
     table = (
         f"| dial | {task.main_metric} | cost | depth |\n|---|---|---|---|\n{points}"
@@ -28,8 +29,8 @@ tags: [early-exit, adaptive-computation, {folder.method}]
 
 # {config.model_type} with {folder.method}
 
-A {task.name} model ({config.num_hidden_layers} layers, hidden size {config.hidden_size}) that spends only the computation
-each input needs. Labels: {", ".join(task.label_names) or "a number"}.
+A {task.name} model ({config.num_hidden_layers} layers, hidden size {config.hidden_size}) that spends only the
+computation each input needs. Labels: {", ".join(task.label_names) or "a number"}.
 
 ```python
 from stretto import AdaptiveModel

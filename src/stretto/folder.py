@@ -30,6 +30,8 @@ from stretto.errors import StrettoError
 from stretto.tasks import Task
 
 FORMAT = 1
+#: Any one of these makes a tokenizer.
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 SETTINGS, WEIGHTS = "stretto.json", "stretto.safetensors"
 
 
@@ -123,9 +125,12 @@ def load_encoder(name_or_path: str, task: Task | None) -> Any:
     try:
         with quiet_transformers():
             return AutoModelForSequenceClassification.from_pretrained(
-                name_or_path, dtype=torch.float32, attn_implementation="sdpa" if config.model_type != "mpnet" else "eager",
-                ignore_mismatched_sizes=task is not None, **labels,
-            )  # fmt: skip
+                name_or_path,
+                dtype=torch.float32,
+                attn_implementation="eager" if config.model_type == "mpnet" else "sdpa",  # MPNet has no other
+                ignore_mismatched_sizes=task is not None,
+                **labels,
+            )
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise StrettoError(
             f"Expected readable weights in '{name_or_path}', got {type(error).__name__}: "
@@ -135,6 +140,8 @@ def load_encoder(name_or_path: str, task: Task | None) -> Any:
 
 def load_tokenizer(name_or_path: str) -> Any:
     try:
+        if Path(name_or_path).is_dir() and not any(find(name_or_path, file) for file in TOKENIZER_FILES):
+            raise ValueError(f"none of {', '.join(TOKENIZER_FILES)}")  # transformers would make up an empty one
         return AutoTokenizer.from_pretrained(name_or_path)
     except (OSError, ValueError) as error:
         raise StrettoError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones import backbone_for
-from stretto.encoding import encode, max_length_of
+from stretto.encoding import Feature, encode, max_length_of
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
@@ -119,11 +118,11 @@ class AdaptiveModel(nn.Module):
     def predict(self, texts: Text, dial: float | Tensor | None = None, batch_size: int = 32) -> Prediction: ...
     @overload
     def predict(
-        self, texts: Sequence[Text], dial: float | Tensor | None = None, batch_size: int = 32
+        self, texts: list[Text], dial: float | Tensor | None = None, batch_size: int = 32
     ) -> list[Prediction]: ...
 
     def predict(
-        self, texts: Text | Sequence[Text], dial: float | Tensor | None = None, batch_size: int = 32
+        self, texts: Text | list[Text], dial: float | Tensor | None = None, batch_size: int = 32
     ) -> Prediction | list[Prediction]:
         """Answer one text (or one pair, a tuple of two) or a list of them, in order."""
         if isinstance(texts, (str, tuple)):
@@ -131,9 +130,14 @@ class AdaptiveModel(nn.Module):
         pairs = [check_text(text) for text in texts]
         if not pairs:
             return []
+        return self.answer(encode(self.tokenizer, pairs, self.max_length).features, dial, batch_size)
+
+    def answer(
+        self, features: list[Feature], dial: float | Tensor | None = None, batch_size: int = 32
+    ) -> list[Prediction]:
+        """Answer tokenised inputs, in order; `predict` for those who tokenise themselves (see `stretto.encoding`)."""
         dial = self.dial if dial is None else dial
-        dials = torch.as_tensor(dial, dtype=torch.float64).expand(len(pairs))
-        features = encode(self.tokenizer, pairs, self.max_length).features
+        dials = torch.as_tensor(dial, dtype=torch.float64).expand(len(features))
         predictions: list[Prediction] = []
         for inputs in batches(features, self.tokenizer.pad_token_id, batch_size):
             done = len(predictions)

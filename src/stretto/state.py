@@ -170,7 +170,7 @@ class State:
         return index
 
     def select_sequences(self, keep: Tensor) -> Tensor:
-        """Forget the sequences where `keep` ([B] bool) is False, and their rows; return the indices of rows that stay."""
+        """Forget the sequences where `keep` ([B] bool) is False; return the indices of the rows that stay."""
         index = self.select_rows(keep[self.sequence])
         self.sequence = (keep.cumsum(0) - 1)[self.sequence]
         for name in ("ids", "dial", "lengths", "spent"):

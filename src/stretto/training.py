@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 from transformers import EvalPrediction, PrinterCallback, Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -99,6 +101,7 @@ class Learner(nn.Module):
 class StageTrainer(Trainer):
     """`Trainer` with the method's own learning rate, and the step told to the learner."""
 
+    model: Any  # a Learner
     loss_is_scaled_for_ga = False
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
@@ -120,7 +123,9 @@ class StageTrainer(Trainer):
             self.optimizer = kind(groups, **settings)
         return self.optimizer
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         self.model.step = self.state.global_step
         outputs = model(**inputs)
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
@@ -168,6 +173,8 @@ def train(
     set_seed(seed)
     examples = {"train": plan.examples(train_data), "dev": plan.examples(dev_data)}
     for number, stage in enumerate(stages, start=1):
+        if progress and is_main_process():
+            tqdm.write(f"stage {number} of {len(stages)}: {stage.name}, {stage.epochs:g} epochs", file=sys.stderr)
         run_stage(model, stage, work / f"{number}-{stage.name}", examples, plan.arguments, progress)
     model.eval()
     for parameter in model.parameters():
@@ -180,6 +187,9 @@ def train(
         model.save_pretrained(output)
         for finished in work.glob("[0-9]-*"):
             shutil.rmtree(finished)
+        (work / "plan.json").unlink()
+        if not any(work.iterdir()):
+            work.rmdir()
     wait_for_all()
     return model
 
@@ -246,7 +256,9 @@ class Plan:
             )
         if is_main_process():
             work.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            unfinished = work / "plan.json.part"  # in one move: another process may be reading it
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(path)
 
 
 def run_stage(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import sys
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_cost_never_rises_along_the_sweep(name: str, settings: dict[str, Any]) -
     inputs = random_inputs(LENGTHS * 4, seed=5)
     assert method.dial.sweep[0] == method.dial.off
     spent = [flops(engine.run(inputs, method, dial).trace, backbone) for dial in method.dial.sweep]
-    for dearer, cheaper in zip(spent, spent[1:], strict=False):
+    for dearer, cheaper in itertools.pairwise(spent):
         assert (cheaper <= dearer).all()  # for each sequence, not only on average
     if name != "full":
         assert spent[-1].sum() < spent[0].sum()
@@ -152,7 +153,9 @@ CPU_FORMULAS = {
 @pytest.mark.parametrize("model_type", ["bert", "albert", "electra", "distilbert"])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_ledger_equals_the_operations_executed(name: str, model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stretto.engine.packed.round_up", lambda rows: max(rows, 1))  # rounding is not the method's work
+    monkeypatch.setattr(
+        "stretto.engine.packed.round_up", lambda rows: max(rows, 1)
+    )  # rounding is not the method's work
     backbone = tiny_backbone(model_type)
     method, engine = make(name, backbone), PackedEngine(backbone)
     inputs = random_inputs([9, 5, 12, 5, 7, 30], types=uses_types(model_type))

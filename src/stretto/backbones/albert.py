@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +11,17 @@ from stretto.backbones.base import Backbone, LayerModules
 
 
 class Albert(Backbone):
-    model_types = ("albert",)
+    model_types: ClassVar[tuple[str, ...]] = ("albert",)
 
-    def list_layers(self) -> list[nn.Module]:
+    def list_layers(self) -> list[Any]:
         """The same module stands in the list as often as it runs."""
         config, groups = self.config, self.encoder.encoder.albert_layer_groups
-        group_of = [
-            int(i / (config.num_hidden_layers / config.num_hidden_groups)) for i in range(config.num_hidden_layers)
-        ]
+        per_group = config.num_hidden_layers / config.num_hidden_groups
+        group_of = [int(i / per_group) for i in range(config.num_hidden_layers)]
         return [layer for group in group_of for layer in groups[group].albert_layers]
 
     def modules(self, layer: int) -> LayerModules:
-        block: Any = self.layers[layer]
+        block = self.layers[layer]
         return LayerModules(
             query=block.attention.query,
             key=block.attention.key,
@@ -39,7 +38,7 @@ class Albert(Backbone):
         return self.encoder.encoder.embedding_hidden_mapping_in(super().embed(input_ids, token_type_ids, positions))
 
     def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
-        block: Any = self.layers[layer]
+        block = self.layers[layer]
         return block.full_layer_layer_norm(block.ff_chunk(hidden) + hidden)
 
     def head_modules(self) -> list[nn.Module]:

@@ -39,14 +39,14 @@ class Backbone(ABC):
         self.model = model  # the Hugging Face …ForSequenceClassification
         self.encoder = model.base_model
         self.config = model.config
-        self.layers: list[nn.Module] = self.list_layers()
+        self.layers: list[Any] = self.list_layers()
         self.n_layers = len(self.layers)
         self.d = int(self.config.hidden_size)
         self.n_heads = int(self.config.num_attention_heads)
         self.ffn_size = self.modules(0).ffn_in.out_features
         self.n_labels = int(self.config.num_labels)
 
-    def list_layers(self) -> list[nn.Module]:
+    def list_layers(self) -> list[Any]:
         """The layers in the order they run."""
         return list(self.encoder.encoder.layer)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -10,10 +10,10 @@ from stretto.backbones.base import Backbone, LayerModules
 
 
 class Bert(Backbone):
-    model_types = ("bert",)
+    model_types: ClassVar[tuple[str, ...]] = ("bert",)
 
     def modules(self, layer: int) -> LayerModules:
-        block: Any = self.layers[layer]
+        block = self.layers[layer]
         attention = block.attention
         return LayerModules(
             query=attention.self.query,
@@ -41,7 +41,7 @@ class Bert(Backbone):
 class Roberta(Bert):
     """Positions start behind the padding id; the head is one module that reads column 0."""
 
-    model_types = ("roberta", "xlm-roberta", "camembert")
+    model_types: ClassVar[tuple[str, ...]] = ("roberta", "xlm-roberta", "camembert")
 
     def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
         behind_padding = positions + self.encoder.embeddings.padding_idx + 1
@@ -60,7 +60,7 @@ class Roberta(Bert):
 class Electra(Bert):
     """Embeddings may be narrower than the layers; the head is one module that reads column 0."""
 
-    model_types = ("electra",)
+    model_types: ClassVar[tuple[str, ...]] = ("electra",)
     head_modules = Roberta.head_modules
     classify = Roberta.classify
     pooler = Roberta.pooler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,13 @@ from stretto.backbones.base import Backbone, LayerModules
 
 
 class DistilBert(Backbone):
-    model_types = ("distilbert",)
+    model_types: ClassVar[tuple[str, ...]] = ("distilbert",)
 
-    def list_layers(self) -> list[nn.Module]:
+    def list_layers(self) -> list[Any]:
         return list(self.encoder.transformer.layer)
 
     def modules(self, layer: int) -> LayerModules:
-        block: Any = self.layers[layer]
+        block = self.layers[layer]
         return LayerModules(
             query=block.attention.q_lin,
             key=block.attention.k_lin,
@@ -34,11 +34,11 @@ class DistilBert(Backbone):
         return self.encoder.embeddings(input_ids, position_ids=positions)
 
     def attend(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
-        block: Any = self.layers[layer]
+        block = self.layers[layer]
         return block.sa_layer_norm(block.attention(hidden, attention_mask=bias)[0] + hidden)
 
     def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
-        block: Any = self.layers[layer]
+        block = self.layers[layer]
         return block.output_layer_norm(block.ffn(hidden) + hidden)
 
     def head_modules(self) -> list[nn.Module]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,10 +11,10 @@ from stretto.backbones.bert import Roberta
 
 
 class MPNet(Roberta):
-    model_types = ("mpnet",)
+    model_types: ClassVar[tuple[str, ...]] = ("mpnet",)
 
     def modules(self, layer: int) -> LayerModules:
-        block: Any = self.layers[layer]
+        block = self.layers[layer]
         attention = block.attention
         return LayerModules(
             query=attention.attn.q,
@@ -32,7 +32,7 @@ class MPNet(Roberta):
         return super().embed(input_ids, None, positions)  # the embeddings module swallows what it does not know
 
     def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
-        block: Any = self.layers[layer]
+        block = self.layers[layer]
         return block.output(block.intermediate(hidden), hidden)
 
     def position_bias(self, length: int) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Protocol
 
@@ -57,7 +58,9 @@ class Int8Product:
     def __init__(self, weight: Tensor, bias: Tensor, activation: Callable[[Tensor], Tensor] | None) -> None:
         scales = weight.abs().amax(dim=1).clamp(min=1e-8) / 127
         zeros = torch.zeros(len(scales), dtype=torch.long)
-        quantised = torch.quantize_per_channel(weight, scales, zeros, axis=0, dtype=torch.qint8)
+        with warnings.catch_warnings():  # torch has no successor yet for what `linear_prepack` takes
+            warnings.filterwarnings("ignore", message=".*quantize_per_channel.*deprecated")
+            quantised = torch.quantize_per_channel(weight, scales, zeros, axis=0, dtype=torch.qint8)
         self.packed = torch.ops.quantized.linear_prepack(quantised, bias)
         self.activation = activation
 

@@ -6,6 +6,7 @@ for training and as the oracle that the packed engine must equal; it saves no ti
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -71,10 +72,8 @@ class ReferenceEngine:
             updated = ~state.frozen
             n_query = torch.bincount(state.sequence[updated], minlength=state.n_sequences)
 
-            def received(layer: int = layer, bias: Tensor = bias, updated: Tensor = updated) -> Tensor:
-                return self._attention_received(layer, hidden, bias, mark(updated))[cells()]
-
             rows = hidden[cells()]
+            received = partial(self._attention_received, layer, hidden, bias, mark(updated), cells())
             keep = run.drop(run.ask("between", layer, rows, attention_received=received), rows)
             kept = updated if keep is None else updated & keep
             run.count(layer, n_query, torch.bincount(state.sequence[kept], minlength=state.n_sequences))
@@ -103,11 +102,13 @@ class ReferenceEngine:
         relative = table[:, positions[:, :, None], positions[:, None, :]]  # [heads, B, T, T]
         return bias + relative.transpose(0, 1)
 
-    def _attention_received(self, layer: int, hidden: Tensor, bias: Tensor, queries: Tensor) -> Tensor:
-        """[B, T]: attention paid to each column by the rows in `queries` ([B, T] bool), summed over heads."""
+    def _attention_received(
+        self, layer: int, hidden: Tensor, bias: Tensor, queries: Tensor, cells: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """[N]: attention paid to the rows in `cells` by the rows in `queries` ([B, T] bool), summed over heads."""
         modules, heads = self.backbone.modules(layer - 1), self.backbone.n_heads
         query, key = (
             linear(hidden).unflatten(-1, (heads, -1)).transpose(1, 2) for linear in (modules.query, modules.key)
         )
         scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + bias  # [B, heads, T, T]
-        return (scores.softmax(dim=-1) * queries[:, None, :, None]).sum(dim=(1, 2))
+        return (scores.softmax(dim=-1) * queries[:, None, :, None]).sum(dim=(1, 2))[cells]

@@ -36,6 +36,11 @@ class Dial:
             )
 
 
+def spaced(off: float, cheapest: float, steps: int = 40) -> tuple[float, ...]:
+    """A sweep from `off` to `cheapest`, dense near `off`, where models are sure of themselves."""
+    return tuple(round(off + (cheapest - off) * (step / steps) ** 2, 6) for step in range(steps + 1))
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a method needs to know of the model it is built for."""

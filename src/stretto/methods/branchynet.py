@@ -11,7 +11,8 @@ Teerapittayanon, McDanel, Kung: *BranchyNet: Fast Inference via Early Exiting fr
 
 Differs from the paper: built on transformers instead of convolutional nets; a branch is one exit head; the sum of
 losses is divided by the sum of weights; entropy is divided by log C; per-exit thresholds are one dial times fixed
-factors f_i (1 by default), so that cost stays monotone along one scalar; joint training starts from a fine-tuned backbone.
+factors f_i (1 by default), so that cost stays monotone along one scalar; joint training starts from a fine-tuned
+backbone.
 
 Dial: S, the normalised entropy below which a sequence leaves. 0 is the full model.
 """

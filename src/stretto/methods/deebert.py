@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stretto.methods.base import Dial, Method, Pass, Stage
+from stretto.methods.base import Dial, Method, Pass, Stage, spaced
 from stretto.methods.exits import ExitConfig
 from stretto.state import Decision, State
 
@@ -33,9 +33,9 @@ ENTROPY_DIAL = Dial(
     "entropy",
     "leave at the first exit whose normalised entropy is below this; 0 never leaves early",
     off=0.0,
-    sweep=(0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0),
+    sweep=spaced(0.0, 1.0),
     upper=1.0,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

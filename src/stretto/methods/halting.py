@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stretto.methods.base import Dial, Pass, Shape, Stage
+from stretto.methods.base import Dial, Pass, Shape, Stage, spaced
 from stretto.methods.deebert import DeeBERT, DeeBERTConfig
 from stretto.state import Decision, State
 from stretto.tasks import Task
@@ -57,9 +57,9 @@ class Halting(DeeBERT):
         "quantile",
         "run to the depth that suffices with this probability; 1 runs to the end",
         off=1.0,
-        sweep=(1.0, 0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 0.93, 0.92, 0.91, 0.9, 0.88, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0),
+        sweep=spaced(1.0, 0.0),
         upper=1.0,
-    )  # fmt: skip
+    )
 
     def __init__(self, config: HaltingConfig, shape: Shape, task: Task) -> None:
         super().__init__(config, shape, task)

@@ -11,9 +11,9 @@ Xin, Tang, Yu, Lin: *BERxiT: Early Exiting for BERT with Better Fine-Tuning and 
     ũ_i = 1 - [argmax z_i = y], or |tanh(y_i - y)|             -> `wrongness`
     exit at i if u_i < threshold                               -> `LTE.decide`
 
-Differs from the paper: x_i is the pooled state the exit itself reads (mean by default); the odd step's sum is divided by
-the number of exits, so that both kinds of step have one scale; the predictor does not push gradients into the backbone;
-joint training starts from a fine-tuned backbone.
+Differs from the paper: x_i is the pooled state the exit itself reads (mean by default); the odd step's sum is
+divided by the number of exits, so that both kinds of step have one scale; the predictor does not push gradients into
+the backbone; joint training starts from a fine-tuned backbone.
 
 Dial: the expected wrongness below which a sequence leaves. 0 is the full model.
 """
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stretto.methods.base import Dial, Method, Pass, Shape, Stage
+from stretto.methods.base import Dial, Method, Pass, Shape, Stage, spaced
 from stretto.methods.branchynet import joint_stage
 from stretto.methods.exits import ExitConfig
 from stretto.state import Decision, State
@@ -55,9 +55,9 @@ class LTE(Method):
         "uncertainty",
         "leave at the first exit whose predicted wrongness is below this; 0 never leaves early",
         off=0.0,
-        sweep=(0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.18, 0.21, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.0),
+        sweep=spaced(0.0, 1.0),
         upper=1.0,
-    )  # fmt: skip
+    )
 
     def __init__(self, config: LTEConfig, shape: Shape, task: Task) -> None:
         super().__init__(config, shape, task)

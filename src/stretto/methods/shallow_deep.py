@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stretto.methods.base import Dial
+from stretto.methods.base import Dial, spaced
 from stretto.methods.branchynet import JointExits
 from stretto.methods.exits import ExitConfig
 from stretto.state import Decision, State
@@ -45,9 +45,9 @@ class ShallowDeep(JointExits):
         "confidence",
         "leave at the first exit whose largest probability is above this; 1 never leaves early",
         off=1.0,
-        sweep=(1.0, 0.999, 0.998, 0.995, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.91, 0.89, 0.87, 0.84, 0.8, 0.75, 0.7, 0.6, 0.5, 0.3, 0.0),
+        sweep=spaced(1.0, 0.0),
         upper=1.0,
-    )  # fmt: skip
+    )
 
     def exit_weights(self) -> Tensor:
         return torch.arange(1, self.shape.n_layers + 1) / self.shape.n_layers

