@@ -33,6 +33,8 @@ class Inputs:
     input_ids: Tensor
     attention_mask: Tensor
     token_type_ids: Tensor | None = None
+    protected: Tensor | None = None
+    """[batch, columns] bool: tokens that may never be dropped, besides position 0, which never may."""
 
     def __post_init__(self) -> None:
         if self.input_ids.dim() != 2 or self.input_ids.shape != self.attention_mask.shape:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import pytest
 import torch
+from executed import executed_flops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import ARCHITECTURES, random_inputs, tiny_backbone, uses_types
@@ -13,6 +15,7 @@ from torch import nn
 
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
+from stretto.measure import flops
 from stretto.methods.base import Method
 from stretto.methods.exits import ExitHeads
 from stretto.state import Decision, Inputs, Output, State
@@ -28,7 +31,7 @@ class Chances:
     exit: float = 0.0
     restore: bool = False
     by_attention: bool = False
-    protect: int = 1
+    protect: frozenset[int] = frozenset()
 
 
 class RandomDecisions(Method):
@@ -39,7 +42,7 @@ class RandomDecisions(Method):
     def __init__(self, chances: Chances, seed: int, d: int, n_layers: int, n_labels: int, names: list[int]) -> None:
         nn.Module.__init__(self)
         self.chances, self.seed, self.names = chances, seed, torch.tensor(names)
-        self.restore, self.protect = chances.restore, chances.protect  # type: ignore[misc]
+        self.restore = chances.restore  # type: ignore[misc]
         torch.manual_seed(1)
         self.exits = ExitHeads(d, n_layers - 1, n_labels, "mean", 0.0)
         for parameter in self.exits.parameters():
@@ -83,8 +86,13 @@ def assert_same(a: Output, b: Output) -> None:
 
 
 def rows_of(inputs: Inputs, index: list[int]) -> Inputs:
-    types = None if inputs.token_type_ids is None else inputs.token_type_ids[index]
-    return Inputs(inputs.input_ids[index], inputs.attention_mask[index], types)
+    return Inputs(**{name: None if value is None else value[index] for name, value in vars(inputs).items()})
+
+
+def protecting(inputs: Inputs, positions: frozenset[int]) -> Inputs:
+    """The same batch with a protect-set: these positions of every sequence."""
+    protected = torch.isin(inputs.positions, torch.tensor(sorted(positions), dtype=torch.long))
+    return dataclasses.replace(inputs, protected=protected & inputs.attention_mask.bool())
 
 
 def part(output: Output, index: int) -> Output:
@@ -124,7 +132,7 @@ CHANCES = st.builds(
     exit=st.sampled_from([0.0, 0.4, 1.0]),
     restore=st.booleans(),
     by_attention=st.booleans(),
-    protect=st.sampled_from([1, 3]),
+    protect=st.sampled_from([frozenset(), frozenset({1, 4})]),
 )
 
 
@@ -136,13 +144,14 @@ def test_random_decisions(model_type: str, chances: Chances, seed: int, lengths:
     backbone = tiny_backbone(model_type)
     packed, reference = PackedEngine(backbone), ReferenceEngine(backbone)
     names = list(range(len(lengths)))
-    inputs = random_inputs(lengths, seed, types=uses_types(model_type))
+    inputs = protecting(random_inputs(lengths, seed, types=uses_types(model_type)), chances.protect)
     with torch.no_grad():
         expected = reference.run(inputs, method_for(backbone, chances, seed, names), 0.0, keep_hidden=True)
         got = packed.run(inputs, method_for(backbone, chances, seed, names), 0.0, keep_hidden=True)
         assert_same(got, expected)
 
         left = random_inputs(lengths, seed, side="left", types=uses_types(model_type))
+        left = protecting(left, chances.protect)
         for engine in (packed, reference):
             assert_same(engine.run(left, method_for(backbone, chances, seed, names), 0.0, keep_hidden=True), expected)
 
@@ -158,17 +167,36 @@ def test_random_decisions(model_type: str, chances: Chances, seed: int, lengths:
             assert_same(alone, part(expected, name))
 
 
+@pytest.mark.parametrize(
+    "chances",
+    [
+        Chances(drop_before=0.3),
+        Chances(freeze=0.3),
+        Chances(drop_between=0.3),
+        Chances(drop_between=0.9, by_attention=True),
+        Chances(exit=0.4),
+        Chances(drop_before=0.2, freeze=0.2, drop_between=0.2, exit=0.2),
+    ],
+)
+def test_the_ledger_counts_what_every_verb_executes(chances: Chances) -> None:
+    backbone = tiny_backbone("bert")
+    lengths = [9, 5, 30, 5, 17]
+    method = method_for(backbone, chances, 4, list(range(len(lengths))))
+    executed, output = executed_flops(PackedEngine(backbone), random_inputs(lengths), method, 0.0)
+    assert executed == pytest.approx(int(flops(output.trace, backbone).sum()), rel=0.01)
+
+
 @pytest.mark.parametrize("point", ["before", "between"])
 @pytest.mark.parametrize("restore", [False, True])
 def test_dropping_everything_but_the_protected(point: str, restore: bool) -> None:
     backbone = tiny_backbone("bert")
-    chances = Chances(**{f"drop_{point}": 1.0}, restore=restore, protect=2)
-    inputs = random_inputs([7, 1, 4])
+    chances = Chances(**{f"drop_{point}": 1.0}, restore=restore)
+    inputs = protecting(random_inputs([7, 1, 4]), frozenset({3}))
     output = PackedEngine(backbone).run(inputs, method_for(backbone, chances, 0, [0, 1, 2]), 0.0, keep_hidden=True)
     assert output.trace.n_ffn.tolist() == [[2] * 4, [1] * 4, [2] * 4]
     assert output.hidden is not None
-    dropped = output.hidden[0, 2:]
-    assert bool(dropped.any()) == restore
+    assert output.hidden[0, [0, 3]].any(dim=1).all()
+    assert bool(output.hidden[0, [1, 2, 4, 5, 6]].any()) == restore
 
 
 def test_a_batch_that_has_left_stops() -> None:

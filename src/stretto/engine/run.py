@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 NOTHING = Decision()
 
 
-def first_state(inputs: Inputs, dial: float | Tensor, protect: int, order: Tensor | None = None) -> State:
-    """All tokens live. `order` ([B]) says in which order the sequences stand; the first `protect` tokens stay."""
+def first_state(inputs: Inputs, dial: float | Tensor, order: Tensor | None = None) -> State:
+    """All tokens live. `order` ([B]) says in which order the sequences stand."""
     mask = inputs.attention_mask.bool()
     ids = torch.arange(len(mask), device=mask.device) if order is None else order
     sequence, column = mask[ids].nonzero(as_tuple=True)
     position = inputs.positions[ids[sequence], column]
+    protected = position == 0
+    if inputs.protected is not None:
+        protected = protected | inputs.protected[ids[sequence], column]
     lengths = mask.sum(dim=1)
     dials = torch.as_tensor(dial, dtype=torch.float64, device=mask.device).expand(len(mask))
     return State(
@@ -39,7 +42,7 @@ def first_state(inputs: Inputs, dial: float | Tensor, protect: int, order: Tenso
         sequence=sequence,
         position=position,
         frozen=torch.zeros_like(sequence, dtype=torch.bool),
-        protected=position < protect,
+        protected=protected,
         ids=ids,
         row_ids=ids[sequence] * mask.shape[1] + position,  # row of a [B, T] table with column = position
         dial=dials[ids],
@@ -89,7 +92,7 @@ class Run:
         keep_hidden: bool = False,
     ) -> None:
         self.backbone, self.method = backbone, method
-        self.state = first_state(inputs, dial, method.protect, order)
+        self.state = first_state(inputs, dial, order)
         batch, columns = inputs.input_ids.shape
         self.trace = Trace.empty(inputs.attention_mask.sum(dim=1), backbone.n_layers)
         self.trace.decider_macs += self.trace.lengths * backbone.embedding_macs

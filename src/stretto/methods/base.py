@@ -96,8 +96,6 @@ class Method(nn.Module):
     uses_exits: ClassVar[bool] = False
     restore: ClassVar[bool] = False
     """Whether dropped tokens get their last state back after the last layer."""
-    protect: int = 1
-    """How many leading tokens may never be dropped."""
 
     def __init__(self, config: Any, shape: Shape, task: Task) -> None:
         super().__init__()

@@ -1,0 +1,39 @@
+"""What torch really executed, for comparison with the cost ledger."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from stretto.engine.packed import PackedEngine
+from stretto.methods import Method
+from stretto.state import Inputs, Output
+
+
+def linear_flops(x: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    return 2 * x[0] * x[1] * out_shape[1]
+
+
+def sdpa_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    batch, heads, n_query, size = q
+    return 4 * batch * heads * n_query * k[2] * size
+
+
+#: torch's counter knows neither CPU attention nor oneDNN's linear.
+CPU_FORMULAS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flops,
+    torch.ops.mkldnn._linear_pointwise: linear_flops,
+}
+
+
+def executed_flops(engine: PackedEngine, inputs: Inputs, method: Method, dial: float) -> tuple[int, Output]:
+    """FLOPs of all matrix products of a run. Rows are not rounded up: that is the kernels' need, not the method's."""
+    with (
+        mock.patch("stretto.engine.packed.round_up", lambda rows: max(rows, 1)),
+        FlopCounterMode(display=False, custom_mapping=CPU_FORMULAS) as counter,
+    ):
+        output = engine.run(inputs, method, dial)
+    return counter.get_total_flops(), output
