@@ -4,10 +4,12 @@
     python benchmarks/exits.py DATA MODEL sst2 --only deebert
 
 DATA is a folder with <set>.<split>.jsonl.gz, MODEL an encoder. Results go to
-benchmarks/results/exits-<model>-<set>.json, each method's row as soon as it is done; a second start goes on where the first stopped. Trained models go to --runs.
+benchmarks/results/exits-<model>-<set>.json, each method's row as soon as it is done; a second start goes on where the
+first stopped. Trained models go to --runs.
 
-The first stage (fine-tuning) is shared by all methods. halting takes DeeBERT's exits, and shallow_deep takes PABEE's
-model: their training objectives are the same. The dial for a budget is chosen by cost alone, never by score.
+The first stage (fine-tuning) is shared by all methods, the second (exits on the frozen backbone) by those that have it
+(lte goes through it once more, for its predictor); shallow_deep takes PABEE's model: their training objectives are the
+same. The dial for a budget is chosen by cost alone, never by score.
 """
 
 from __future__ import annotations
@@ -55,22 +57,21 @@ SETS = {
 }
 
 #: method -> (whose model it starts from, stages already done there, its settings)
-JOINT = {"exit_epochs": 1}
+JOINT = {"joint_epochs": 0.5}
 RECIPES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "deebert": ("full", ("backbone",), {}),
     "halting": ("deebert", ("backbone", "exits"), {}),
-    "pabee": ("full", ("backbone",), JOINT),
-    "shallow_deep": ("pabee", ("backbone", "joint"), JOINT),
-    "branchynet": ("full", ("backbone",), JOINT),
-    "lte": ("full", ("backbone",), JOINT),
+    "pabee": ("deebert", ("backbone", "exits"), JOINT),
+    "shallow_deep": ("pabee", ("backbone", "exits", "joint"), JOINT),
+    "branchynet": ("deebert", ("backbone", "exits"), JOINT),
+    "lte": ("deebert", ("backbone",), JOINT),
 }
 
 
 def static_recipes(n_layers: int) -> dict[str, tuple[str, tuple[str, ...], dict[str, Any]]]:
-    """Static depth is trained once per budget: the deepest stack that fits it."""
-    depths = sorted({int(budget * n_layers) for budget in BUDGETS})
-    order = sorted(depths, key=lambda depth: abs(depth - n_layers // 2))  # the middle one first
-    return {f"static_depth-{k}": ("full", ("backbone",), {"depth": k, "exit_epochs": 1}) for k in order}
+    """Static depth is another model for every depth: half of the layers, the middle budget."""
+    k = n_layers // 2
+    return {f"static_depth-{k}": ("full", ("backbone",), {"depth": k, "shallow_epochs": 1})}
 
 
 class Experiment:
@@ -133,6 +134,8 @@ class Experiment:
             wanted = not only or key.split("-")[0] in only
             if not wanted or key in self.rows or self.task.name not in method.tasks:
                 continue
+            if start == "deebert" and self.task.name not in METHODS["deebert"].tasks:
+                start, skip = "full", ("backbone",)  # no DeeBERT for regression: the method trains its exits itself
             model = self.fit(key, str(self.runs / start), skip, settings)
             points = sweep(model, self.test, progress=False)
             self.write(key, self.row(points))

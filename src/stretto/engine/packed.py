@@ -150,7 +150,8 @@ class PackedEngine:
             context = blank_tail(residual, len(renewed))
             attention.context_of(keep[queries], context)
         run.count(layer, n_query, n_ffn)
-        new = weights.finish(context, residual)
+        nothing_new = renewed is not None and len(renewed) == 0
+        new = residual if nothing_new else weights.finish(context, residual)
 
         if updated is not None:  # frozen rows keep the state they have
             assert renewed is not None

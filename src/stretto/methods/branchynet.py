@@ -12,7 +12,7 @@ Teerapittayanon, McDanel, Kung: *BranchyNet: Fast Inference via Early Exiting fr
 Differs from the paper: built on transformers instead of convolutional nets; a branch is one exit head; the sum of
 losses is divided by the sum of weights; entropy is divided by log C; per-exit thresholds are one dial times fixed
 factors f_i (1 by default), so that cost stays monotone along one scalar; joint training starts from a fine-tuned
-backbone.
+backbone and exits trained on it.
 
 Dial: S, the normalised entropy below which a sequence leaves. 0 is the full model.
 """
@@ -26,16 +26,24 @@ from torch import Tensor
 
 from stretto.errors import StrettoError
 from stretto.methods.base import Method, Pass, Shape, Stage
-from stretto.methods.deebert import ENTROPY_DIAL, entropy
+from stretto.methods.deebert import ENTROPY_DIAL, entropy, exits_stage
 from stretto.methods.exits import ExitConfig
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
-class BranchyNetConfig(ExitConfig):
-    exit_epochs: float = 2
-    """Epochs of joint training after fine-tuning."""
+class JointConfig(ExitConfig):
+    """Settings shared by the methods that train backbone and exits together."""
+
+    joint_epochs: float = 1
+    """Epochs of training backbone and exits together, after both have been trained apart."""
+    joint_exit_learning_rate: float = 3e-4
+    """Learning rate of the exits while they train together with the backbone."""
+
+
+@dataclass(frozen=True)
+class BranchyNetConfig(JointConfig):
     factors: tuple[float, ...] = ()
     """Per-exit factors on the threshold, one for each of the L-1 exits; empty means 1 everywhere."""
 
@@ -50,14 +58,17 @@ def percentile_factors(entropies: Tensor, percent: float, dial: float) -> Tensor
     return torch.quantile(entropies.double(), percent / 100, dim=1) / dial
 
 
-def joint_stage(config: ExitConfig, shape: Shape) -> Stage:
-    """Backbone and all exits together."""
-    exits = tuple(range(1, shape.n_layers))
-    return Stage("joint", config.exit_epochs, config.learning_rate, config.exit_learning_rate, layers=exits)
+def joint_stages(config: JointConfig, shape: Shape) -> list[Stage]:
+    """The exits alone, so that untrained ones do not disturb a trained backbone; then backbone and exits together."""
+    exits = exits_stage(config, shape)
+    joint = Stage(
+        "joint", config.joint_epochs, config.learning_rate, config.joint_exit_learning_rate, layers=exits.layers
+    )
+    return [exits, joint]
 
 
 class JointExits(Method):
-    """Fine-tuning, then all exits and the backbone together with weights that a subclass chooses."""
+    """Fine-tuning, then exits alone, then both together with weights that a subclass chooses."""
 
     points = frozenset({"after"})
     uses_exits = True
@@ -67,7 +78,7 @@ class JointExits(Method):
         return torch.ones(self.shape.n_layers)
 
     def stages(self) -> list[Stage]:
-        return [self.finetuning(), joint_stage(self.config, self.shape)]
+        return [self.finetuning(), *joint_stages(self.config, self.shape)]
 
     def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
         if stage.name == "backbone":

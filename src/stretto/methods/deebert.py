@@ -20,12 +20,11 @@ Dial: S, the normalised entropy below which a sequence leaves. 0 is the full mod
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stretto.methods.base import Dial, Method, Pass, Stage, spaced
+from stretto.methods.base import Dial, Method, Pass, Shape, Stage, spaced
 from stretto.methods.exits import ExitConfig
 from stretto.state import Decision, State
 
@@ -38,21 +37,21 @@ ENTROPY_DIAL = Dial(
 )
 
 
-@dataclass(frozen=True)
-class DeeBERTConfig(ExitConfig):
-    exit_epochs: float = 10
-    """Epochs of the stage that trains the exits (cheap: the backbone is frozen)."""
-
-
 def entropy(logits: Tensor) -> Tensor:
     """[…, C] -> […] in [0, 1]: -Σ p log p / log C, from log-probabilities, so that nothing overflows."""
     log_p = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     return -(log_p.exp() * log_p).sum(dim=-1) / math.log(logits.shape[-1])
 
 
+def exits_stage(config: ExitConfig, shape: Shape) -> Stage:
+    """All exits together on the frozen backbone."""
+    exits = tuple(range(1, shape.n_layers))
+    return Stage("exits", config.exit_epochs, 0.0, config.exit_learning_rate, trains_backbone=False, layers=exits)
+
+
 class DeeBERT(Method):
     name = "deebert"
-    Config = DeeBERTConfig
+    Config = ExitConfig
     dial = ENTROPY_DIAL
     points = frozenset({"after"})
     uses_exits = True
@@ -61,12 +60,7 @@ class DeeBERT(Method):
         return Decision(exit=entropy(state.exit_logits) < state.dial)
 
     def stages(self) -> list[Stage]:
-        config = self.config
-        ramps = tuple(range(1, self.shape.n_layers))
-        return [
-            self.finetuning(),
-            Stage("exits", config.exit_epochs, 0.0, config.exit_learning_rate, trains_backbone=False, layers=ramps),
-        ]
+        return [self.finetuning(), exits_stage(self.config, self.shape)]
 
     def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
         if stage.name == "backbone":

@@ -27,8 +27,8 @@ class ExitConfig:
     """Epochs of ordinary fine-tuning (the first stage)."""
     learning_rate: float = 5e-5
     """Learning rate of the backbone and its head."""
-    exit_epochs: float = 3
-    """Epochs of the stage that trains the exits."""
+    exit_epochs: float = 10
+    """Epochs of the stage that trains the exits on the frozen backbone (cheap: it is read only once)."""
     exit_learning_rate: float = 1e-3
     """Learning rate of the exits."""
     pool: Pool = "mean"

@@ -20,19 +20,21 @@ Dial: the probability with which the predicted depth must suffice. 1 is the full
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from stretto.methods.base import Dial, Pass, Shape, Stage, spaced
-from stretto.methods.deebert import DeeBERT, DeeBERTConfig
+from stretto.methods.deebert import DeeBERT
+from stretto.methods.exits import ExitConfig
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
-class HaltingConfig(DeeBERTConfig):
+class HaltingConfig(ExitConfig):
     penalty: float = 0.05
     """λ: what one more layer must be worth in correctness (0 to 1)."""
 
@@ -73,10 +75,7 @@ class Halting(DeeBERT):
 
     def stages(self) -> list[Stage]:
         finetuning, exits = super().stages()
-        halting = Stage(
-            "halting", self.config.exit_epochs, 0.0, self.config.exit_learning_rate,
-            trains_backbone=False, layers=exits.layers, best_by="loss",
-        )  # fmt: skip
+        halting = dataclasses.replace(exits, name="halting", best_by="loss")
         return [finetuning, exits, halting]
 
     def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ Xin, Tang, Yu, Lin: *BERxiT: Early Exiting for BERT with Better Fine-Tuning and 
 
 Differs from the paper: x_i is the pooled state the exit itself reads (mean by default); the odd step's sum is
 divided by the number of exits, so that both kinds of step have one scale; the predictor does not push gradients into
-the backbone; joint training starts from a fine-tuned backbone.
+the backbone; joint training starts from a fine-tuned backbone and exits trained on it.
 
 Dial: the expected wrongness below which a sequence leaves. 0 is the full model.
 """
@@ -26,16 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from stretto.methods.base import Dial, Method, Pass, Shape, Stage, spaced
-from stretto.methods.branchynet import joint_stage
-from stretto.methods.exits import ExitConfig
+from stretto.methods.branchynet import JointConfig, joint_stages
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
-class LTEConfig(ExitConfig):
-    exit_epochs: float = 2
-    """Epochs of alternating training after fine-tuning."""
+class LTEConfig(JointConfig):
+    """Nothing of its own."""
 
 
 def wrongness(logits: Tensor, labels: Tensor) -> Tensor:
@@ -72,7 +70,7 @@ class LTE(Method):
         return Decision(exit=self.uncertainty(state.pooled) < state.dial)
 
     def stages(self) -> list[Stage]:
-        return [self.finetuning(), joint_stage(self.config, self.shape)]
+        return [self.finetuning(), *joint_stages(self.config, self.shape)]
 
     def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
         if stage.name == "backbone":
@@ -80,5 +78,5 @@ class LTE(Method):
         losses = torch.stack([self.task.loss(logits, labels).mean() for logits in forward.logits])
         target = wrongness(forward.logits[:-1].detach(), labels)
         predictor_loss = (self.uncertainty(forward.pooled.detach()) - target).square().mean()
-        even = forward.step % 2 == 0
-        return (losses[-1] if even else losses.mean()) + predictor_loss
+        only_final = stage.name == "joint" and forward.step % 2 == 0
+        return (losses[-1] if only_final else losses.mean()) + predictor_loss

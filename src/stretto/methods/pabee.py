@@ -10,8 +10,9 @@ Zhou, Xu, Ge, McAuley, Xu, Wei: *BERT Loses Patience: Fast and Robust Inference 
     regression: agreement is |y_i - y_{i-1}| < τ                      -> `same_answer`
     exit at i if cnt_i = patience                                     -> `PABEE.decide`
 
-Differs from the paper: exits pool the mean of the tokens by default; joint training starts from a fine-tuned backbone.
-The counter is kept per sequence, so answers and costs do not depend on the neighbours in a batch.
+Differs from the paper: exits pool the mean of the tokens by default; joint training starts from a fine-tuned backbone
+and exits trained on it. The counter is kept per sequence, so answers and costs do not depend on the neighbours in a
+batch.
 
 Dial: patience. The earliest exit is after patience + 1 layers; 0 (or L - 1 and more) is the full model.
 """
@@ -24,15 +25,12 @@ import torch
 from torch import Tensor
 
 from stretto.methods.base import Dial
-from stretto.methods.branchynet import JointExits
-from stretto.methods.exits import ExitConfig
+from stretto.methods.branchynet import JointConfig, JointExits
 from stretto.state import Decision, State
 
 
 @dataclass(frozen=True)
-class PABEEConfig(ExitConfig):
-    exit_epochs: float = 2
-    """Epochs of joint training after fine-tuning."""
+class PABEEConfig(JointConfig):
     tolerance: float = 0.05
     """Regression: answers closer than this agree (in the unit of the labels)."""
 

@@ -9,7 +9,7 @@ Kaya, Hong, Dumitras: *Shallow-Deep Networks: Understanding and Mitigating Netwo
     exit at i if max_c softmax(z_i)_c > T        -> `confidence`, `ShallowDeep.decide`
 
 Differs from the paper: built on transformers; the weights are fixed at i / L (the paper raises each from 0.01 towards
-the relative cost of its exit while training); joint training starts from a fine-tuned backbone.
+the relative cost of its exit while training); joint training starts from a fine-tuned backbone and exits trained on it.
 
 Dial: T, the probability above which a sequence leaves. 1 is the full model.
 """
@@ -22,15 +22,13 @@ import torch
 from torch import Tensor
 
 from stretto.methods.base import Dial, spaced
-from stretto.methods.branchynet import JointExits
-from stretto.methods.exits import ExitConfig
+from stretto.methods.branchynet import JointConfig, JointExits
 from stretto.state import Decision, State
 
 
 @dataclass(frozen=True)
-class ShallowDeepConfig(ExitConfig):
-    exit_epochs: float = 2
-    """Epochs of joint training after fine-tuning."""
+class ShallowDeepConfig(JointConfig):
+    """Nothing of its own."""
 
 
 def confidence(logits: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ from stretto.tasks import Task
 class StaticDepthConfig(ExitConfig):
     depth: int = 0
     """Layers to keep; 0 means half of them."""
+    shallow_epochs: float = 1
+    """Epochs of fine-tuning the kept layers with their own exit, after ordinary fine-tuning."""
 
 
 class StaticDepth(Method):
@@ -62,7 +64,7 @@ class StaticDepth(Method):
     def stages(self) -> list[Stage]:
         config = self.config
         shallow = Stage(
-            "shallow", config.exit_epochs, config.learning_rate, config.exit_learning_rate,
+            "shallow", config.shallow_epochs, config.learning_rate, config.exit_learning_rate,
             layers=(self.depth,), final=False,
         )  # fmt: skip
         return [self.finetuning(), shallow]

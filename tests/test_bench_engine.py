@@ -1,0 +1,273 @@
+"""`stretto bench engine`: what it runs, what it writes, how it goes on. Nothing depends on how long things take."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from stretto.backbones import backbone_for
+from stretto.bench import engine as bench
+from stretto.bench.baselines import OnnxRuntime, hugging_face, require_onnx
+from stretto.bench.engine import bench_engine, engine_table, engine_targets
+from stretto.bench.pool import MIXES, SHAPES, Pool, random_model
+from stretto.bench.report import TARGETS, Target
+from stretto.bench.script import ScriptedDrop, ScriptedExit, drop_schedule, scheduled_flops
+from stretto.bench.timing import Contender, interleaved, shuffled
+from stretto.engine.packed import PackedEngine
+from stretto.errors import StrettoError
+from stretto.measure import flops, full_flops
+from stretto.methods.exits import ExitHeads
+
+# One thread: on a busy machine a second one only waits, and these matrices are tiny.
+QUICK: dict[str, Any] = {
+    "shapes": ("tiny",),
+    "batches": (1, 2),
+    "rounds": 2,
+    "threads": 1,
+    "onnx": False,
+    "progress": False,
+}
+PACKED = ["full", "drop_2x", "drop_4x", "drop_10x", "exit"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("bench") / "new" / "engine.json"
+    found = bench_engine(path, mixes=("sst", "ag_news"), **QUICK)
+    assert json.loads(path.read_text()) == found
+    assert [file.name for file in path.parent.iterdir()] == ["engine.json"]
+    return found
+
+
+@pytest.fixture
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_results_say_where_they_come_from(results: dict[str, Any]) -> None:
+    assert (results["seed"], results["rounds"], results["threads"], results["onnx"]) == (0, 2, 1, False)
+    assert {"torch", "transformers", "onnxruntime", "stretto"} <= set(results["versions"])
+    assert results["cpu"]
+    assert results["date"].startswith("20")
+
+
+def test_every_combination_has_every_contender(results: dict[str, Any]) -> None:
+    keys = [(g["mix"], g["batch"], g["dtype"]) for g in results["groups"]]
+    assert keys == [(m, b, d) for m in ("sst", "ag_news") for b in (1, 2) for d in ("float32", "int8")]
+    for group in results["groups"]:
+        names = [cell["contender"] for cell in group["cells"]]
+        sorted_too = ["hf_sorted"] if group["batch"] > 1 else []
+        assert names == ["hf_padded", *sorted_too, "gemm", *PACKED]
+        assert set(group["left_out"]) == {"onnx"} | ({"hf_sorted"} - set(sorted_too))
+        assert group["rounds"] == (2 if group["mix"] == "ag_news" else 1)
+        assert group["tokens"] <= group["padded_tokens"]
+
+
+def test_cells_hold_consistent_ratios(results: dict[str, Any]) -> None:
+    for group in results["groups"]:
+        cells = {cell["contender"]: cell for cell in group["cells"]}
+        full = cells["full"]
+        for name, cell in cells.items():
+            assert 0 < cell["fastest"] <= cell["seconds"] <= cell["slowest"]
+            assert name not in cell["vs"]
+            for baseline, faster in cell["vs"].items():
+                assert faster == pytest.approx(cells[baseline]["seconds"] / cell["seconds"])
+            assert cell["flops_ratio"] == pytest.approx(full["gflop"] / cell["gflop"], rel=0.02)
+            if name in PACKED[1:]:
+                assert cell["tracking"] == pytest.approx(
+                    full["seconds"] / cell["seconds"] / cell["flops_ratio"], rel=1e-3
+                )
+            else:
+                assert cell["tracking"] is None
+        assert full["flops_ratio"] == 1
+        assert cells["hf_padded"]["flops_ratio"] <= 1
+        assert cells["gemm"]["flops_ratio"] > 1
+        for factor in (2, 4, 10) if group["mix"] == "ag_news" else (2, 4):
+            assert cells[f"drop_{factor}x"]["flops_ratio"] == pytest.approx(factor, rel=0.03)
+
+
+def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "engine.json"
+    measure, calls = bench.ShapeBench.measure, []
+
+    def killed(self: bench.ShapeBench, mix: str, batch: int, *rest: Any) -> Any:
+        calls.append((mix, batch))
+        if batch == 2 and len(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(self, mix, batch, *rest)
+
+    monkeypatch.setattr(bench.ShapeBench, "measure", killed)
+    threads = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        bench_engine(path, mixes=("sst",), dtypes=("float32",), **QUICK)
+    assert torch.get_num_threads() == threads
+    begun = json.loads(path.read_text())["groups"]
+    assert len(begun) == 1
+    finished = bench_engine(path, mixes=("sst",), dtypes=("float32",), **QUICK)
+    assert calls == [("sst", 1), ("sst", 2), ("sst", 2)]
+    assert finished["groups"][0] == begun[0]
+    assert json.loads(path.read_text()) == finished
+    assert bench_engine(path, mixes=("sst",), dtypes=("float32",), **QUICK) == finished  # nothing left to do
+
+
+def test_results_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "engine.json"
+    bench_engine(path, mixes=(), **QUICK)
+    path.write_text("{}")
+    with pytest.raises(StrettoError, match=r"Expected .*engine.json to hold results"):
+        bench_engine(path, mixes=(), **QUICK)
+    path.unlink()
+    bench_engine(path, mixes=("sst",), dtypes=("float32",), **{**QUICK, "batches": (1,)})
+    with pytest.raises(StrettoError, match=r"go on with seed 0.*got 1"):
+        bench_engine(path, mixes=("sst",), seed=1, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"shapes": ("bert-bas",)}, "Did you mean 'bert-base'"),
+        ({"mixes": ("imbd",)}, "Did you mean 'imdb'"),
+        ({"dtypes": ("int4",)}, "got 'int4'"),
+        ({"batches": (0,)}, "at least 1"),
+        ({"rounds": 0}, "at least 1"),
+    ],
+)
+def test_wrong_arguments(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrettoError, match=message):
+        bench_engine(None, **{**QUICK, **wrong})
+
+
+def test_missing_onnx_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(StrettoError, match=r"onnxruntime.*pip install 'stretto\[bench\]'"):
+        require_onnx()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("batch", [1, 8, 32])
+@pytest.mark.parametrize("factor", [2, 4, 10])
+def test_drop_schedules_hit_their_factor(shape: str, mix: str, batch: int, factor: int) -> None:
+    sizes = SHAPES[shape]
+    d = sizes["hidden_size"]
+    backbone: Any = SimpleNamespace(
+        n_layers=sizes["num_hidden_layers"], d=d, ffn_size=sizes["intermediate_size"], embedding_macs=0,
+        head_macs=d * d + 2 * d,
+    )  # fmt: skip
+    lengths = Pool.of(mix, batch, 200, seed=0).lengths
+    keep = drop_schedule(factor, lengths, backbone)
+    assert list(keep) == sorted(keep, reverse=True)
+    assert keep[-1] > 0
+    assert (keep[0] == 1) == (backbone.n_layers / factor >= 1.4)
+    ratio = float(full_flops(lengths, backbone).sum() / scheduled_flops(keep, lengths, backbone))
+    assert ratio == pytest.approx(factor, rel=0.03)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_engine_does_what_the_schedule_says() -> None:
+    backbone = backbone_for(random_model("tiny", 0))
+    pool = Pool.of("ag_news", 8, 200, seed=3)
+    keep = drop_schedule(4, pool.lengths, backbone)
+    traces = [PackedEngine(backbone).run(inputs, ScriptedDrop(keep), 0.0).trace for inputs in pool.mixed]
+    assert sum(float(flops(trace, backbone).sum()) for trace in traces) == float(
+        scheduled_flops(keep, pool.lengths, backbone)
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.usefixtures("one_thread")
+def test_half_of_the_sequences_exit(batch: int) -> None:
+    backbone = backbone_for(random_model("tiny", 0))
+    exits = ExitHeads(backbone.d, backbone.n_layers - 1, 2, "mean", 0.0)
+    pool = Pool.of("sst", batch, 200, seed=0)
+    depths, spent = [], []
+    for index, inputs in enumerate(pool.mixed):
+        trace = PackedEngine(backbone).run(inputs, ScriptedExit(2, exits, index * batch), 0.0).trace
+        depths += trace.depth.tolist()
+        spent += trace.decider_macs.tolist()
+    assert depths == [2, 6] * 8
+    assert spent == [exits.macs, exits.macs + backbone.head_macs] * 8  # those who stay have asked the exit too
+
+
+@pytest.mark.parametrize(("mix", "mean", "deviation"), [("sst", 25, 11), ("ag_news", 53, 18), ("imdb", 265, 145)])
+def test_length_mixes(mix: str, mean: float, deviation: float) -> None:
+    lengths = MIXES[mix].sample(3000, random.Random(0))
+    assert statistics.mean(lengths) == pytest.approx(mean, rel=0.05)
+    assert statistics.stdev(lengths) == pytest.approx(deviation, rel=0.1)
+    assert MIXES[mix].shortest <= min(lengths) < max(lengths) <= MIXES[mix].longest
+    assert lengths == MIXES[mix].sample(3000, random.Random(0))
+    few = MIXES[mix].sample(16, random.Random(1))
+    assert statistics.mean(few) == pytest.approx(mean, rel=0.15)  # a small pool is like the mix too
+
+
+def test_a_sorted_pool_has_the_same_texts_and_less_padding() -> None:
+    pool = Pool.of("ag_news", 8, 200, seed=0)
+
+    def texts(batches: list[Any]) -> list[list[int]]:
+        return sorted([i for i in row if i] for inputs in batches for row in inputs.input_ids.tolist())
+
+    assert texts(pool.mixed) == texts(pool.sorted)
+    assert sum(b.input_ids.numel() for b in pool.sorted) < sum(b.input_ids.numel() for b in pool.mixed)
+
+
+def test_rounds_interleave_and_warm_up_when_the_library_changes() -> None:
+    calls: list[str] = []
+    contenders = [
+        Contender(name, "float32", [lambda name=name: calls.append(name)] * 2, 1.0, library)  # type: ignore[misc]
+        for name, library in (("a", "torch"), ("b", "onnx"), ("c", "torch"))
+    ]
+    timed = interleaved(contenders, 4, random.Random(0))
+    assert [(t.contender.name, len(t.times)) for t in timed] == [("a", 4), ("b", 4), ("c", 4)]
+    assert calls.count("a") + calls.count("c") > 16  # two calls a round each, and the warm-ups
+    orders = {tuple(shuffled(contenders, random.Random(seed))) for seed in range(50)}
+    assert orders == {(0, 2, 1), (2, 0, 1), (1, 0, 2), (1, 2, 0)}  # never b between a and c
+    assert set(interleaved({"x": lambda: None, "y": lambda: None}, 2, 0)) == {"x", "y"}
+
+
+def test_the_table_has_a_row_per_cell(results: dict[str, Any]) -> None:
+    rows = engine_table(results)
+    assert len(rows) == sum(len(group["cells"]) for group in results["groups"])
+    assert len({tuple(row) for row in rows}) == 1
+    assert all(isinstance(value, str) for row in rows for value in row.values())
+
+
+def test_targets(results: dict[str, Any]) -> None:
+    assert {target.verdict for target in engine_targets(results)} == {"not measured"}  # tiny is nobody's target
+    renamed = copy.deepcopy(results)
+    for group in renamed["groups"]:
+        group["shape"] = "bert-base"
+        group["batch"] = {1: 1, 2: 8}[group["batch"]]
+    targets = engine_targets(renamed)
+    assert len(targets) == sum(len(wanted) for *_, wanted in TARGETS)
+    for target in targets:
+        measured = target.batch != 32 and "ONNX" not in target.name
+        assert (target.measured is not None) == measured, target
+    assert Target("a", 1, "≥", 1.2, 1.2).verdict == "reached"
+    assert Target("a", 1, "≥", 1.2, 1.08).verdict == "missed by 10.0 %"
+    assert Target("a", 1, "≤", 1.25, 1.3).verdict == "missed by 4.0 %"
+    assert Target("a", 1, "≥", None, 0.3).verdict == "reported"
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_onnx_runtime_computes_the_same(tmp_path: Path) -> None:
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    model = random_model("tiny", 0)
+    runtime = OnnxRuntime(model, tmp_path, threads=1)
+    for batch in (3, 1):  # any shape, though exported with one
+        pool = Pool.of("sst", batch, 200, seed=0)
+        expected = hugging_face(model, pool.mixed)[0]().logits.numpy()  # type: ignore[attr-defined]
+        for dtype, tolerance in (("float32", 1e-6), ("int8", 5e-3)):
+            got = runtime.steps(pool.mixed, dtype)[0]()[0]  # type: ignore[index]
+            assert got == pytest.approx(expected, abs=tolerance)
