@@ -60,6 +60,7 @@ SETS = {
 JOINT = {"joint_epochs": 0.5}
 RECIPES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "deebert": ("full", ("backbone",), {}),
+    "deebert-cls": ("full", ("backbone",), {"pool": "cls"}),  # as published
     "halting": ("deebert", ("backbone", "exits"), {}),
     "pabee": ("deebert", ("backbone", "exits"), JOINT),
     "shallow_deep": ("pabee", ("backbone", "exits", "joint"), JOINT),

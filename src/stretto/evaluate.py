@@ -90,7 +90,7 @@ def _runs(
         return
     for dial in dials:
         name = f"{method.dial.name} {dial:g}" if progress else ""
-        outputs = [engine.run(batch, method, dial) for batch in batches(features, pad, batch_size, name)]
+        outputs = [model.run(batch, dial) for batch in batches(features, pad, batch_size, name)]
         yield torch.cat([o.logits for o in outputs]), Trace.concatenate([o.trace for o in outputs])
 
 

@@ -112,7 +112,7 @@ class AdaptiveModel(nn.Module):
             raise StrettoError("Expected a model in eval mode, got one in training mode. Call model.eval() first.")
         dial = self.dial if dial is None else dial
         self.method.dial.check(dial)
-        return self.packed.run(inputs, self.method, dial)
+        return self.packed.run(inputs.to(self.encoder.device), self.method, dial)
 
     @overload
     def predict(self, texts: Text, dial: float | Tensor | None = None, batch_size: int = 32) -> Prediction: ...

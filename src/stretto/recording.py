@@ -48,7 +48,7 @@ class Recorder(Method):
     def __init__(self, exits: ExitHeads, batch: int, n_exits: int, d: int) -> None:
         torch.nn.Module.__init__(self)
         self.exits = exits
-        self.pooled = torch.zeros(batch, n_exits, d)
+        self.pooled = next(exits.parameters()).new_zeros(batch, n_exits, d)
 
     def decide(self, state: State) -> Decision | None:
         self.pooled[state.ids, state.layer - 1] = state.pooled.to(self.pooled)
@@ -60,7 +60,7 @@ def record(engine: PackedEngine, exits: ExitHeads, batches: Iterable[Inputs]) ->
     pooled, first, lengths = [], [], []
     for inputs in batches:
         recorder = Recorder(exits, len(inputs.input_ids), engine.backbone.n_layers - 1, engine.backbone.d)
-        output = engine.run(inputs, recorder, 0.0, keep_hidden=True)
+        output = engine.run(inputs.to(recorder.pooled.device), recorder, 0.0, keep_hidden=True)
         assert output.hidden is not None
         pooled.append(recorder.pooled)
         first.append(output.hidden[:, 0].clone())
@@ -73,7 +73,7 @@ def replay(backbone: Backbone, method: Method, recording: Recording, dial: float
     """What the packed engine would answer and spend, for a method that only exits.
 
     Each sequence is played by a single row, its pooled state: pooling one row gives that row."""
-    one_token = torch.ones(len(recording), 1, dtype=torch.long)
+    one_token = torch.ones(len(recording), 1, dtype=torch.long, device=recording.lengths.device)
     run = Run(backbone, method, Inputs(one_token, one_token), dial)
     run.trace.lengths = recording.lengths
     run.trace.decider_macs = recording.lengths * backbone.embedding_macs

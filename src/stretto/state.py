@@ -48,6 +48,12 @@ class Inputs:
                 "Tokenise with special tokens, so that even an empty text has some."
             )
 
+    def to(self, device: torch.device) -> Inputs:
+        if self.input_ids.device == device:
+            return self
+        moved = {name: None if value is None else value.to(device) for name, value in vars(self).items()}
+        return Inputs(**moved)  # type: ignore[arg-type]
+
     @property
     def positions(self) -> Tensor:
         """[batch, columns]: index of each token among the valid ones of its sequence, whatever the padding side."""
@@ -207,9 +213,6 @@ class Trace:
     def depth(self) -> Tensor:
         """[B] layers each sequence went through."""
         return (self.n_query > 0).sum(dim=1)
-
-    def to(self, device: torch.device | str) -> Trace:
-        return Trace(**{name: value.to(device) for name, value in vars(self).items()})
 
     @staticmethod
     def concatenate(traces: list[Trace]) -> Trace:

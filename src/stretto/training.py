@@ -85,7 +85,7 @@ class Learner(nn.Module):
                 assert attention_mask is not None
                 inputs = Inputs(input_ids, attention_mask, token_type_ids)
                 states = self.model.reference.hidden_states(inputs, None if self.stage.final else max(layers))
-                first = states[-1][torch.arange(len(labels)), attention_mask.argmax(dim=1)]
+                first = states[-1][torch.arange(len(labels), device=labels.device), attention_mask.argmax(dim=1)]
                 read = [exits.pool_padded(states[layer], attention_mask) for layer in layers] if exits else []
             else:
                 read = [pooled[:, layer - 1] for layer in layers]
@@ -331,7 +331,7 @@ def record_examples(model: AdaptiveModel, data: EncodedDataset, progress: bool) 
     pad = model.tokenizer.pad_token_id
     recording = record(model.packed, model.method.exits, batches(data.features, pad, 64, "reading" if progress else ""))
     dtype = torch.float32 if model.task.name == "regression" else torch.long
-    return Recorded(recording.pooled, recording.first, torch.tensor(data.labels, dtype=dtype))
+    return Recorded(recording.pooled.cpu(), recording.first.cpu(), torch.tensor(data.labels, dtype=dtype))
 
 
 def is_main_process() -> bool:

@@ -65,7 +65,7 @@ class ExitHeads(nn.Module):
     def pool_padded(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Padded states [B, T, d] -> [B, d]; the same as `pool_rows`, for training."""
         if self.pool == "cls":
-            return hidden[torch.arange(len(hidden)), attention_mask.argmax(dim=1)]
+            return hidden[torch.arange(len(hidden), device=hidden.device), attention_mask.argmax(dim=1)]
         mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
         return (hidden * mask).sum(dim=1) / mask.sum(dim=1)
 
