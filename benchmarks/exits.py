@@ -53,7 +53,7 @@ SETS = {
     "sst2": Task("sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2),
     "trec": Task("trec.train", None, "trec.test", 3),
     "mrpc": Task("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3),
-    "stsb": Task("glue_stsb.train", "glue_stsb.dev", "glue_stsb.test", 2, regression=True),
+    "stsb": Task("glue_stsb.train", "glue_stsb.dev", "glue_stsb.test", 1, regression=True),
 }
 
 #: method -> (whose model it starts from, stages already done there, its settings)
