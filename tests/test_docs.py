@@ -15,11 +15,13 @@ random model or a small dataset in it, and a local folder wins over the hub.
 from __future__ import annotations
 
 import csv
-import importlib.util
+import importlib
+import json
 import re
 import shlex
 import shutil
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +40,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+FENCED = (
+    r"(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^(?P=indent)```$"
+)
+MAKES_MODEL = ("--output reviews-model", 'dev_data, "reviews-model")')
 LANGUAGES = ("python", "bash", "yaml", "text")
 
 
@@ -51,8 +57,9 @@ class Snippet:
 
 def snippets(text: str) -> Iterator[Snippet]:
     """The fenced blocks of a page, in order."""
-    for match in re.finditer(r"(?:<!-- not run: (.+?) -->\n)?^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        yield Snippet(match[2], match[3], text.count("\n", 0, match.start(3)) + 1, match[1])
+    for match in re.finditer(FENCED, text, re.DOTALL | re.MULTILINE):
+        line = text.count("\n", 0, match.start("code")) + 1
+        yield Snippet(match["language"], textwrap.dedent(match["code"]), line, match["reason"])
 
 
 # ---- the folder snippets run in ----------------------------------------------------------------------------
@@ -70,7 +77,7 @@ def make_world(folder: Path) -> None:
     write_rows(folder / "reviews.csv", ["text", "label"], reviews)
     write_rows(folder / "dev.csv", ["text", "label"], reviews[:20])
     write_rows(folder / "test.csv", ["text", "label"], reviews[20:40])
-    pairs = [(a, b, ("no", "yes")[x == y]) for (a, x), (b, y) in zip(reviews[:24], reviews[13:37], strict=True)]
+    pairs = [(reviews[i][0], reviews[i + 1 + i % 3][0], ("no", "yes")[i % 2]) for i in range(24)]
     write_rows(folder / "pairs.tsv", ["premise", "hypothesis", "gold"], pairs, "\t")
     write_rows(folder / "similarity.csv", ["text_a", "text_b", "score"], [(a, b, len(a) % 6) for a, b, _ in pairs])
     encoders = {"bert-base-uncased": tiny_encoder("bert"), "roberta-base": tiny_encoder("roberta")}
@@ -106,7 +113,7 @@ def test_every_snippet_runs(name: str, world: Path, tmp_path: Path, monkeypatch:
     if not any(snippet.not_run is None and snippet.language != "text" for snippet in found):
         return
     folder = shutil.copytree(world, tmp_path / "world")
-    if any("--output reviews-model" in s.code or '"reviews-model")\n' in s.code for s in found if makes_model(s)):
+    if any(made in snippet.code for made in MAKES_MODEL for snippet in found if snippet.not_run is None):
         shutil.rmtree(folder / "reviews-model")  # the page makes it itself
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "logs")
@@ -127,10 +134,6 @@ def test_every_snippet_runs(name: str, world: Path, tmp_path: Path, monkeypatch:
             for command in snippet.code.replace("\\\n", " ").splitlines():
                 if command.strip() and not command.startswith("#"):
                     run_command(command, where)
-
-
-def makes_model(snippet: Snippet) -> bool:
-    return snippet.not_run is None and ("stretto train" in snippet.code or "train(model" in snippet.code)
 
 
 def run_command(command: str, where: str) -> None:
@@ -168,7 +171,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def prose(page: Path) -> str:
-    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(FENCED, "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -196,13 +199,58 @@ def test_every_page_is_reachable_from_the_readme() -> None:
     assert set(PAGES) <= seen
 
 
-def test_generated_blocks_are_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
-    assert spec is not None and spec.loader is not None
-    report = importlib.util.module_from_spec(spec)
-    sys.modules["report"] = report  # dataclasses look their module up
-    spec.loader.exec_module(report)
+def test_generated_blocks_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    report = importlib.import_module("report")
     assert report.stale_files() == [], "Run: python benchmarks/report.py"
+
+
+def point(dial: float, score: float, cost: float) -> dict[str, float]:
+    return {"dial": dial, "score": score, "cost": cost, "depth": 12 * cost}
+
+
+def test_report_takes_results_as_far_as_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    report, results, pareto = map(importlib.import_module, ("report", "exit_results", "pareto"))
+    for module in (report, results):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    assert "Not measured yet." in results.readme_results() + report.target_table()
+
+    about = {"encoder": "gte-small", "test_examples": 9, "seed": 1, "threads": 2, "command": "again"}
+    about |= dict.fromkeys(("stretto", "torch", "transformers"), "1.0")
+    curve = [point(0, 0.91, 1.01), point(0.2, 0.905, 0.4), point(0.9, 0.6, 0.1)]
+    gains = {"flops_gain": 2.5, "time_gain": 2.0, "time_gain_vs_huggingface": 3.0, "tracking": 0.8}
+    rows: dict[str, Any] = {
+        "about": about | {"set": "trec", "main_metric": "accuracy"},
+        "full": [point(0, 0.91, 1)],
+        "deebert": {"budgets": {"0.75": curve[1], "0.5": curve[1]}, "sweep": curve},
+        "deebert-cls": {"budgets": {}, "sweep": curve[:1]},
+        "static_depth-3": {"budgets": {"0.5": point(3, 0.7, 0.25)}, "sweep": [point(12, 0.5, 1), point(3, 0.7, 0.25)]},
+        "static_depth-6": {"budgets": {"0.5": point(6, 0.8, 0.49)}, "sweep": [point(12, 0.5, 1), point(6, 0.8, 0.49)]},
+        "clock": {"sequences": 9, "rounds": 5, "methods": {"deebert": {"0.5": {"1": gains, "32": gains}}}},
+    }
+    (tmp_path / "exits-gte-small-trec.json").write_text(json.dumps(rows))
+    plain = {"about": about | {"set": "stsb", "main_metric": "pearson"}, "full": [point(0, 0.88, 1)]}
+    (tmp_path / "exits-gte-small-stsb.json").write_text(json.dumps(plain))
+
+    table = results.readme_results()
+    assert "| deebert | 90.5 @ 0.40 |  |" in table  # not for regression
+    assert "| static_depth | 80.0 @ 0.49 | – |" in table  # the deeper of two that fit; none yet
+    assert "run 2.0–2.0 times as fast as the full model" in table
+    assert "| deebert | 0.5 | 90.50 | 0.400 | 4.80 | 0.2 | 2.00 / – / 2.00 |" in results.set_tables()
+    assert "| deebert (cls) | 91.00 @ 1.01 |" in results.cheapest_table()
+    assert "batch 32: 0 of 1 rows" in results.tracking_note()
+    assert "add 1.0 to 1.0 %" in results.tracking_note()
+    pareto.draw(tmp_path / "plot.png")
+    assert pareto.drawn_digest(tmp_path / "plot.png") == pareto.digest()
+
+    cells = [{"contender": "full", "vs": {"hf_padded": 1.5, "gemm": 0.5}, "tracking": None}]
+    group = {"shape": "bert-base", "mix": "ag_news", "batch": 8, "dtype": "float32", "cells": cells}
+    engine = {"rounds": 9, "threads": 2, "cpu": "some", "versions": {"torch": "2"}, "groups": [group]}
+    (tmp_path / "engine.json").write_text(json.dumps(engine))
+    assert "1.50 (≥ 1.25: reached)" in report.target_table()
+    assert "2.00 (≤ 1.3: missed by 53.8 %)" in report.target_table()
+    assert "| bert-base | ag_news | 8 | float32 | 1.50 |" in report.engine_table()
 
 
 def test_no_path_of_some_machine() -> None:

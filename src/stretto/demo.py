@@ -222,7 +222,7 @@ def fit(demo: Demo, parts: Parts, folder: Path, progress: bool) -> None:
         model = AdaptiveModel.from_pretrained(
             demo.model or encoder_path(), demo.method, task=task, num_train_epochs=demo.epochs
         )
-    train(model, parts.train, parts.dev, folder, progress=progress, seed=demo.seed)
+        train(model, parts.train, parts.dev, folder, progress=progress, seed=demo.seed)
 
 
 # ---- what came of it ---------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def table(
                 "depth": float(model.backbone.n_layers) if dial is None else point.depth,
                 **{f"× full, batch {size}": clock[size]["time_gain"] for size in CLOCKED},
                 **{f"× HF, batch {size}": clock[size]["time_gain_vs_huggingface"] for size in CLOCKED},
-                "": "default" if dial == model.dial else "",
+                "": "default" if model.dial == (model.method.dial.off if dial is None else dial) else "",
             }
         )
     return rows

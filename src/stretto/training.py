@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformers import EvalPrediction, PrinterCallback, Trainer, TrainingArguments, set_seed
+from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from stretto.data import Dataset
@@ -29,6 +29,7 @@ from stretto.methods.base import Pass, Stage
 from stretto.model import AdaptiveModel
 from stretto.recording import record
 from stretto.state import Inputs
+from stretto.view.progress import StageProgress
 
 #: A frozen backbone's pooled states are kept in memory up to this size; beyond it they are computed at each step.
 RECORDING_LIMIT_BYTES = 4e9
@@ -300,8 +301,9 @@ def run_stage(
         data_collator=torch.utils.data.default_collate if recorded else collate(model.tokenizer.pad_token_id),
         compute_metrics=lambda prediction: {"score": mean_score(model, prediction)},
     )
-    if not progress:
-        trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback if progress else PrinterCallback)
+    if progress:
+        trainer.add_callback(StageProgress)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
     if is_main_process():
         partial = folder / "partial.safetensors"

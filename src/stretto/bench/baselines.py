@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,11 +103,11 @@ class OnnxRuntime:
         path = self.folder / "float32.onnx"
         if not path.exists():
             ids = torch.ones(2, 16, dtype=torch.long)
+            example = (ids, ids.triu(), ids.clone())  # three tensors: one tensor would become one input
             dimensions = {0: torch.export.Dim("batch"), 1: torch.export.Dim("columns")}
-            with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")  # the exporter's own deprecations
+            with quiet_exporter(), torch.no_grad():
                 torch.onnx.export(
-                    LogitsAlone(self.model), (ids, ids, ids), path, dynamo=True, verbose=False,
+                    LogitsAlone(self.model), example, path, dynamo=True, verbose=False,
                     input_names=list(NAMES), output_names=["logits"], dynamic_shapes=(dimensions,) * 3,
                 )  # fmt: skip
         return path
@@ -122,6 +124,20 @@ class OnnxRuntime:
             quant_pre_process(model, prepared, skip_symbolic_shape=True, skip_optimization=True)
             quantize_dynamic(prepared, path, weight_type=QuantType.QInt8)
         return path
+
+
+@contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Its deprecations and the packages it misses are not ours to mend."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 class LogitsAlone(nn.Module):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 Step = Callable[[], object]
 
@@ -24,6 +25,8 @@ class Contender:
     flops: float
     """Of the whole pool."""
     library: str = "torch"
+    scripted: bool = False
+    """Whether it saves FLOPs by a script."""
 
     def seconds(self) -> float:
         start = time.perf_counter()
@@ -45,13 +48,27 @@ class Timed:
         return statistics.median(self.times)
 
 
+@overload
 def interleaved(
-    contenders: Sequence[Contender], rounds: int, rng: random.Random, after_round: Callable[[], object] = lambda: None
-) -> list[Timed]:
-    """Time every contender once per round.
+    contenders: Sequence[Contender], rounds: int, rng: random.Random, after_round: Callable[[], object] = ...
+) -> list[Timed]: ...
+@overload
+def interleaved(contenders: Mapping[str, Step], rounds: int, rng: int = ...) -> dict[str, float]: ...
+def interleaved(
+    contenders: Sequence[Contender] | Mapping[str, Step],
+    rounds: int,
+    rng: random.Random | int = 0,
+    after_round: Callable[[], object] = lambda: None,
+) -> list[Timed] | dict[str, float]:
+    """Time every contender once per round. Bare calls by name (and a seed) give median seconds by name.
 
     The order is random, but the contenders of one library follow each other: when the library changes there is an
     idle gap and an untimed batch, because threads that still spin would slow down the next library's first calls."""
+    if isinstance(contenders, Mapping):
+        calls = [Contender(name, "float32", [call], 0.0) for name, call in contenders.items()]
+        assert isinstance(rng, int)
+        return {timed.contender.name: timed.median for timed in interleaved(calls, rounds, random.Random(rng))}
+    assert isinstance(rng, random.Random)
     times: list[list[float]] = [[] for _ in contenders]
     before = ""
     for number in range(rounds):

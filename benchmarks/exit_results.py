@@ -1,0 +1,246 @@
+"""The results of benchmarks/exits.py, read and set in tables. Anything in them may still be missing."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.methods import METHODS
+from stretto.tasks import TASKS
+from stretto.view.tables import markdown_table
+
+RESULTS = Path(__file__).resolve().parent / "results"
+BUDGETS = ("0.75", "0.5", "0.35")
+README_BUDGET = "0.5"
+BATCHES = ("1", "8", "32")
+SLACK = 0.6  # points of score a curve may lose and still count as the full model's
+SETS = {"sst2": "SST-2", "trec": "TREC", "mrpc": "MRPC", "stsb": "STS-B"}  # as shown, in this order
+ENCODERS = ("gte-small",)  # shown first
+METRICS = {"accuracy": "accuracy, %", "pearson": "Pearson × 100"}
+HF = "time_gain_vs_huggingface"
+ADAPTIVE = [name for name in METHODS if name != "full"]
+
+Point = dict[str, Any]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Results:
+    """One file of benchmarks/exits.py; anything in it may still be missing."""
+
+    rows: dict[str, Any]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return self.rows["about"]
+
+    @property
+    def title(self) -> str:
+        return f"{SETS.get(self.about['set'], self.about['set'])}, {self.about['encoder']}"
+
+    @property
+    def metric(self) -> str:
+        return METRICS.get(self.about["main_metric"], self.about["main_metric"])
+
+    @property
+    def full(self) -> Point:
+        return self.rows["full"][0]
+
+    def keys(self, line: str) -> list[str]:
+        """The rows behind a line of the tables: one, or for static_depth one per depth."""
+        return [key for key in self.rows if line_of(key) == line]
+
+    def at(self, line: str, budget: str) -> tuple[str, Point] | None:
+        """The row and operating point for a budget; of several rows the dearest that fits."""
+        found = [(key, point) for key in self.keys(line) if (point := self.rows[key]["budgets"].get(budget))]
+        return max(found, key=lambda pair: pair[1]["cost"], default=None)
+
+    def curve(self, line: str) -> list[Point]:
+        """Operating points to draw, from cheap to dear. Of static_depth only the depth each row was trained for."""
+        found: list[Point] = []
+        for key in self.keys(line):
+            points = self.rows[key]["sweep"]
+            found += [min(points, key=cost)] if line == "static_depth" else points
+        return sorted(found, key=cost)
+
+    def clock(self, key: str, budget: str) -> dict[str, dict[str, float]]:
+        """{batch size: gains} of a row, empty where time has not been measured."""
+        return self.rows.get("clock", {}).get("methods", {}).get(key, {}).get(budget, {})
+
+
+def line_of(key: str) -> str | None:
+    """The line of the tables a row belongs to: 'deebert', 'deebert (cls)' for deebert-cls; None if it is no method."""
+    method, _, variant = key.partition("-")
+    if method not in ADAPTIVE:
+        return None
+    return method if not variant or method == "static_depth" else f"{method} ({variant})"
+
+
+def lines_of(results: list[Results]) -> list[str]:
+    """Every method, and behind it its variants."""
+    found = {line for r in results for key in r.rows if (line := line_of(key))} | set(ADAPTIVE)
+    return sorted(found, key=lambda line: (ADAPTIVE.index(line.split()[0]), line))
+
+
+def able(line: str, results: Results) -> bool:
+    """Whether the method is for the set's task."""
+    task = next(name for name, task in TASKS.items() if task.main_metric == results.about["main_metric"])
+    return task in METHODS[line.split()[0]].tasks
+
+
+def cost(point: Point) -> float:
+    return point["cost"]
+
+
+def load_results() -> list[Results]:
+    """The files that have a full model, in the order they are shown."""
+    everything = [Results(json.loads(path.read_text(encoding="utf-8"))) for path in RESULTS.glob("exits-*.json")]
+
+    def place(results: Results) -> tuple[Any, ...]:
+        encoder, name = results.about["encoder"], results.about["set"]
+        return encoder not in ENCODERS, encoder, list(SETS).index(name) if name in SETS else len(SETS), name
+
+    return sorted((r for r in everything if "full" in r.rows and "about" in r.rows), key=place)
+
+
+def measured(results: list[Results], budget: str | None = None) -> Iterator[dict[str, dict[str, float]]]:
+    """The gains in time of every row (at one budget, or at all)."""
+    for found in results:
+        for line in lines_of(results):
+            for each in BUDGETS if budget is None else (budget,):
+                chosen = found.at(line, each)
+                gains = {} if chosen is None else found.clock(chosen[0], each)
+                if gains:
+                    yield gains
+
+
+def readme_results() -> str:
+    """One row per method, one column per set, at one budget."""
+    results = load_results()
+    if not results:
+        return "Not measured yet."
+    rows: list[Row] = [
+        {"method": "full model", **{f"{r.title} ({r.metric})": f"{100 * r.full['score']:.1f}" for r in results}}
+    ]
+    for line in lines_of(results):
+        row: Row = {"method": line}
+        for found in results:
+            chosen = found.at(line, README_BUDGET)
+            row[f"{found.title} ({found.metric})"] = short(chosen[1]) if chosen else absent(line, found)
+        rows.append(row)
+    lines = [
+        f"Test score @ cost, each method at the dearest dial with cost ≤ {README_BUDGET} (– : no such dial, or not "
+        "measured; empty: not for this task).",
+        "",
+        markdown_table(rows),
+    ]
+    times = list(measured(results, README_BUDGET))
+    if times:
+        full = spread([gain["32"]["time_gain"] for gain in times])
+        other = spread([gain["32"][HF] for gain in times])
+        lines += [
+            "",
+            f"In batches of 32 these rows run {full} times as fast as the full model on the same engine, and {other} "
+            "times as fast as Hugging Face on padded batches.",
+        ]
+    return "\n".join(lines)
+
+
+def absent(line: str, results: Results) -> str:
+    return "–" if able(line, results) else ""
+
+
+def short(point: Point) -> str:
+    return f"{100 * point['score']:.1f} @ {point['cost']:.2f}"
+
+
+def spread(values: list[float]) -> str:
+    return f"{min(values):.1f}–{max(values):.1f}"
+
+
+def set_tables() -> str:
+    """One table per set: every method at every budget, with wall-clock gains."""
+    parts = []
+    for results in load_results():
+        about, clock = results.about, results.rows.get("clock", {})
+        rows: list[Row] = []
+        for line in lines_of([results]):
+            for budget in BUDGETS:
+                chosen = results.at(line, budget)
+                if chosen is None:
+                    continue
+                key, point = chosen
+                gains = results.clock(key, budget)
+                rows.append(
+                    {
+                        "method": line,
+                        "cost ≤": budget,
+                        "score": f"{100 * point['score']:.2f}",
+                        "cost": f"{point['cost']:.3f}",
+                        "depth": f"{point['depth']:.2f}",
+                        "dial": f"{point['dial']:g}",
+                        "× full 1 / 8 / 32": by_batch(gains, "time_gain"),
+                        "× HF 1 / 8 / 32": by_batch(gains, HF),
+                        "tracking 1 / 8 / 32": by_batch(gains, "tracking"),
+                    }
+                )
+        timed = (
+            f"Time: {clock['sequences']} test inputs, median of {clock['rounds']} rounds, {about['threads']} threads. "
+            f"The full model on the packed engine × HF: {by_batch(clock['methods'].get('full', {}), HF)}."
+            if clock
+            else "Time: not measured yet."
+        )
+        parts += [
+            f"### {results.title}",
+            f"{about['test_examples']} test inputs; score is {results.metric}. Full model: "
+            f"**{100 * results.full['score']:.2f}**. {timed}",
+            markdown_table(rows) if rows else "No method has been measured yet.",
+            f"Again: `{about['command']}` (seed {about['seed']}; stretto {about['stretto']}, torch {about['torch']}, "
+            f"transformers {about['transformers']}).",
+        ]
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def by_batch(gains: dict[str, dict[str, float]], name: str) -> str:
+    return " / ".join(f"{gains[size][name]:.2f}" if size in gains else "–" for size in BATCHES) if gains else ""
+
+
+def cheapest_table() -> str:
+    """Where each curve still answers as well as the full model, read off the test curve."""
+    results = load_results()
+    rows: list[Row] = []
+    for line in lines_of(results):
+        row: Row = {"method": line}
+        for found in results:
+            least = 100 * found.full["score"] - SLACK
+            good = [point for point in found.curve(line) if 100 * point["score"] >= least - 1e-9]
+            best = min(good, key=cost, default=None)
+            row[found.title] = f"{100 * best['score']:.2f} @ {best['cost']:.2f}" if best else absent(line, found)
+        rows.append(row)
+    return markdown_table(rows) if results else "Not measured yet."
+
+
+def tracking_note() -> str:
+    """How much of the FLOPs gain became a gain in time, and what the dial costs when it is off."""
+    results = load_results()
+    lines = []
+    for size in BATCHES:
+        shares = [gain[size]["tracking"] for gain in measured(results) if size in gain]
+        if shares:
+            good = sum(share >= 0.9 for share in shares)
+            lines.append(
+                f"- batch {size}: {good} of {len(shares)} rows keep at least 0.9 of the FLOPs gain as a gain in time "
+                f"(lowest {min(shares):.2f}, median {statistics.median(shares):.2f}, highest {max(shares):.2f})"
+            )
+    curves = [r.curve(line) for r in results for line in lines_of(results) if line != "static_depth"]
+    off = [points[-1]["cost"] for points in curves if points]
+    if off:
+        lines.append(
+            f"- dial off: exits that are asked but not taken add {100 * (min(off) - 1):.1f} to "
+            f"{100 * (max(off) - 1):.1f} % to the full model's FLOPs"
+        )
+    return "\n".join(lines) or "Not measured yet."

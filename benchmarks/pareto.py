@@ -1,0 +1,76 @@
+"""docs/images/pareto.png: score over cost, one panel per set and encoder, one curve per method."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from exit_results import ADAPTIVE, lines_of, load_results
+
+from stretto.view.plots import COLOURS, MARKERS
+
+DRAWING = 1  # raise it when the look of the plot changes, so that --check asks for a new one
+
+
+def plot_data() -> dict[str, Any]:
+    """All that is drawn: {title: {metric, full, curves: {method: [[cost, score], …]}}}."""
+    return {
+        r.title: {
+            "metric": r.metric,
+            "full": round(100 * r.full["score"], 4),
+            "curves": {
+                line: [[round(p["cost"], 4), round(100 * p["score"], 4)] for p in r.curve(line)]
+                for line in lines_of([r])
+                if r.keys(line)
+            },
+        }
+        for r in load_results()
+    }
+
+
+def digest() -> str:
+    return hashlib.sha256(json.dumps([DRAWING, plot_data()]).encode()).hexdigest()
+
+
+def draw(path: Path) -> None:
+    """One panel per set, one curve per method; the digest of what is drawn goes into the file."""
+    from matplotlib.figure import Figure
+
+    panels = plot_data()
+    columns = min(len(panels), 3)
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.1 * columns, 3.2 * lines + 0.5), layout="constrained")
+    looks = {name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(ADAPTIVE)}
+    handles: dict[str, Any] = {}
+    for index, (title, panel) in enumerate(panels.items()):
+        axes = figure.add_subplot(lines, columns, index + 1)
+        handles["full model"] = axes.axhline(panel["full"], color="0.4", linewidth=1, linestyle="--", zorder=0)
+        for name, points in panel["curves"].items():
+            colour, marker = looks[name.split()[0]]
+            style = ":" if name == "static_depth" else "-" if name in ADAPTIVE else "--"  # a variant is dashed
+            (handles[name],) = axes.plot(
+                *zip(*points, strict=True), color=colour, marker=marker, markersize=3, linewidth=1.2,
+                linestyle=style, label=name,
+            )  # fmt: skip
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlabel("cost (fraction of the full model's FLOPs)", fontsize=8)
+        axes.set_ylabel(panel["metric"], fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.set_xlim(0, 1.02)
+        axes.set_ylim(panel["full"] - 10, panel["full"] + 1)  # what falls further is of no use
+        axes.grid(color="0.92")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Source": digest(), "Software": None})
+
+
+def drawn_digest(path: Path) -> str | None:
+    from PIL import Image
+
+    if not path.exists():
+        return None
+    with Image.open(path) as image:
+        return image.info.get("Source")

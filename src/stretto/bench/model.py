@@ -1,0 +1,140 @@
+"""`stretto bench model`: what a trained model's saved FLOPs are worth in time, on real texts.
+
+At every batch size one sample of texts goes through all contenders in interleaved rounds: Hugging Face on padded
+batches (as the texts come, and sorted by length), the packed engine with every layer for every token and no exits, and
+the packed engine with the method at each dial. Everybody gets ready tensors; nobody tokenises.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from stretto.bench.baselines import padded_flops
+from stretto.bench.timing import Contender, Step, interleaved
+from stretto.encoding import encode
+from stretto.errors import StrettoError
+from stretto.evaluate import OperatingPoint, batches, within_budget
+from stretto.measure import Cost
+from stretto.methods import METHODS, Method, Shape
+from stretto.model import AdaptiveModel
+from stretto.state import Inputs, Trace
+
+BATCH_SIZES = (1, 8, 32)
+BUDGETS = (0.75, 0.5, 0.35)
+SEQUENCES = 96
+
+
+def bench_model(
+    model: AdaptiveModel,
+    texts: Sequence[tuple[str, ...]],
+    dials: Sequence[float],
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    rounds: int = 5,
+    seed: int = 0,
+    *,
+    sequences: int = SEQUENCES,
+    progress: bool = False,
+) -> list[dict[str, Any]]:
+    """One row per batch size and dial, and one with the dial None for the full model, packed.
+
+    Gains say how many times faster (or fewer FLOPs) than the full packed model, or than Hugging Face; `tracking` is
+    the part of the FLOPs gain that became a gain in time."""
+    if not texts or rounds < 1 or min(batch_sizes) < 1:
+        raise StrettoError(
+            f"Expected texts, and rounds and batch sizes of at least 1, got {len(texts)} texts, {rounds} rounds and "
+            f"batch sizes {list(batch_sizes)}. Choose larger ones."
+        )
+    for dial in dials:
+        model.method.dial.check(dial)
+    dials = list(dict.fromkeys(dials))
+    sample = random.Random(seed).sample(list(texts), min(sequences, len(texts)))
+    features = encode(model.tokenizer, sample, model.max_length).features
+    rows = []
+    with tqdm(total=rounds * len(batch_sizes), unit="round", disable=not progress, leave=False) as bar:
+        for size in batch_sizes:
+            bar.set_description(f"batch {size}")
+            contenders = _contenders(model, features, dials, size)
+            timed = interleaved(contenders, rounds, random.Random(f"{seed}/{size}"), bar.update)
+            seconds = {result.contender.name: result.median for result in timed}
+            work = {contender.name: contender.flops for contender in contenders}
+            choices: list[float | None] = [None, *dials]
+            for choice in choices:
+                name = "full" if choice is None else f"dial {choice}"
+                flops_gain = work["full"] / work[name]
+                rows.append(
+                    {
+                        "batch_size": size,
+                        "dial": choice,
+                        "sequences": len(sample),
+                        "cost": work[name] / work["full"],
+                        "ms_per_text": 1000 * seconds[name] / len(sample),
+                        "flops_gain": flops_gain,
+                        "time_gain": seconds["full"] / seconds[name],
+                        "time_gain_vs_huggingface": seconds["huggingface"] / seconds[name],
+                        "time_gain_vs_huggingface_sorted": seconds["sorted"] / seconds[name],
+                        "tracking": None if choice is None else seconds["full"] / seconds[name] / flops_gain,
+                    }
+                )
+    return rows
+
+
+def _contenders(
+    model: AdaptiveModel, features: list[dict[str, list[int]]], dials: Sequence[float], size: int
+) -> list[Contender]:
+    pad = model.tokenizer.pad_token_id
+    mixed = list(batches(features, pad, size))
+    by_length = list(batches(sorted(features, key=lambda feature: len(feature["input_ids"])), pad, size))
+    contenders = [
+        Contender(name, "float32", _hugging_face(model, pool), padded_flops(pool, model.backbone))
+        for name, pool in (("huggingface", mixed), ("sorted", by_length))
+    ]
+    contenders.append(_packed("full", model, full_method(model), 0.0, mixed))
+    contenders += [_packed(f"dial {dial}", model, model.method, dial, mixed) for dial in dials]
+    return contenders
+
+
+def _packed(name: str, model: AdaptiveModel, method: Method, dial: float, pool: Sequence[Inputs]) -> Contender:
+    """Counting the FLOPs runs, and so warms up, every batch."""
+    steps = [partial(model.packed.run, inputs, method, dial) for inputs in pool]
+    trace = Trace.concatenate([step().trace for step in steps])
+    return Contender(name, model.dtype, steps, float(Cost.of(trace, model.backbone).flops.sum()))
+
+
+def full_method(model: AdaptiveModel) -> Method:
+    """The method 'full' for this model: every layer, and no exit is asked (the dial 'off' still asks them)."""
+    full = METHODS["full"]
+    backbone = model.backbone
+    return full(full.Config(), Shape(backbone.d, backbone.n_layers, backbone.n_labels), model.task).eval()
+
+
+def _hugging_face(model: AdaptiveModel, pool: Sequence[Inputs]) -> list[Step]:
+    """The encoder as Hugging Face runs it; it is given only what its architecture knows (some have no token types)."""
+    known = inspect.signature(model.encoder.forward).parameters
+
+    @torch.inference_mode()
+    def run(arguments: dict[str, torch.Tensor]) -> object:
+        return model.encoder(**arguments)
+
+    return [partial(run, {k: v for k, v in vars(inputs).items() if k in known and v is not None}) for inputs in pool]
+
+
+def budget_dials(model: AdaptiveModel) -> list[float]:
+    """The model's own dial, and those of its operating points that meet the budgets (chosen by cost alone)."""
+    points = [OperatingPoint(**point) for point in model.operating_points]
+    affordable = [within_budget(points, budget) for budget in BUDGETS]
+    return list(dict.fromkeys([model.dial, *(point.dial for point in affordable if point is not None)]))
+
+
+def gains_by_dial(rows: Sequence[dict[str, Any]]) -> dict[float | None, dict[int, dict[str, Any]]]:
+    """The rows again, as {dial: {batch size: row}}."""
+    found: dict[float | None, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["dial"], {})[row["batch_size"]] = row
+    return found

@@ -1,0 +1,58 @@
+"""The command line: one module per verb.
+
+Nothing heavy is imported here: torch and transformers are loaded inside the verbs, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from stretto.cli import bench, demo, describe, evaluate, predict, train
+from stretto.cli.verbs import TERMINATED, Verb, Verbs, examples
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    cls=Verbs, help="Fewer tokens, fewer layers, same answers: adaptive computation for Hugging Face encoders.",
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+)  # fmt: skip
+benches = typer.Typer(
+    cls=Verbs, help="Measure what saved FLOPs are worth in time.",
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+)  # fmt: skip
+
+app.command("train", cls=train.TrainVerb, epilog=examples(train.EXAMPLES))(train.train)
+app.command("evaluate", cls=Verb, epilog=examples(evaluate.EXAMPLES))(evaluate.evaluate)
+app.command("predict", cls=Verb, epilog=examples(predict.EXAMPLES))(predict.predict)
+app.add_typer(benches, name="bench")
+benches.command("engine", cls=Verb, epilog=examples(bench.ENGINE_EXAMPLES))(bench.engine)
+benches.command("model", cls=Verb, epilog=examples(bench.MODEL_EXAMPLES))(bench.model)
+app.command("methods", cls=Verb, epilog=examples(describe.METHODS_EXAMPLES))(describe.methods)
+app.command("backbones", cls=Verb)(describe.backbones)
+app.command("demo", cls=Verb, epilog=examples(demo.EXAMPLES))(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from stretto import __version__
+
+        typer.echo(f"stretto {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """The `stretto` command."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # an exception: half-written files are removed
+    app(prog_name="stretto")

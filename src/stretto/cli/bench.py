@@ -1,0 +1,119 @@
+"""`stretto bench engine` and `stretto bench model`: FLOPs against the clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from stretto.cli.options import Dtype, Json, ModelFolder, Rounds, Seed, Split, Text, TextB
+from stretto.cli.output import STDOUT, numbers, on_terminal, open_model, words, write_json
+from stretto.errors import StrettoError
+
+ENGINE_EXAMPLES = """
+stretto bench engine --json engine.json            # an hour or so; the same command goes on after a stop
+stretto bench engine --shapes minilm-l6 --mixes sst --batches 1,32 --no-onnx
+"""
+
+MODEL_EXAMPLES = """
+stretto bench model reviews-model test.csv
+stretto bench model reviews-model test.csv --dials 0.1,0.3 --batch-sizes 1,64 --json bench.json
+"""
+
+
+def engine(
+    json: Annotated[str | None, Option(metavar="[FILE]", help="Keep results here, after every combination.")] = None,
+    shapes: Annotated[str, Option(help="Model shapes: bert-base, minilm-l6, tiny.")] = "bert-base,minilm-l6",
+    mixes: Annotated[str, Option(help="Length mixes: sst, ag_news, imdb.")] = "sst,ag_news,imdb",
+    batches: Annotated[str, Option(help="Batch sizes.")] = "1,8,32",
+    dtypes: Annotated[str, Option(help="float32, int8.")] = "float32,int8",
+    rounds: Rounds = 9,
+    seed: Seed = 0,
+    threads: Annotated[int, Option(min=1, help="Threads for everybody.")] = 2,
+    onnx: Annotated[bool, Option("--onnx/--no-onnx", help="Compare with ONNX Runtime.")] = True,
+) -> None:
+    """Measure the engine itself, with scripted decisions, against Hugging Face, ONNX Runtime and matrix products."""
+    from stretto.bench.engine import bench_engine, engine_table, engine_targets
+    from stretto.view.tables import show_table
+
+    results = bench_engine(
+        None if json in (None, STDOUT) else Path(str(json)),
+        shapes=words(shapes), mixes=words(mixes), batches=whole_numbers(batches, "--batches"), dtypes=words(dtypes),
+        rounds=rounds, seed=seed, threads=threads, onnx=onnx, progress=on_terminal(),
+    )  # fmt: skip
+    if json == STDOUT:
+        write_json(json, results)
+        return
+    show_table(engine_table(results))
+    targets = [
+        {
+            "target": target.name,
+            "batch": target.batch,
+            "wanted": "" if target.wanted is None else f"{target.bound} {target.wanted:g}",
+            "measured": target.measured,
+            "verdict": target.verdict,
+        }
+        for target in engine_targets(results)
+        if target.measured is not None
+    ]
+    if targets:
+        print()
+        show_table(targets, {"measured": ".2f"}, title="Targets")
+
+
+def model(
+    model: ModelFolder,
+    data: Annotated[str, Argument(metavar="DATA", help="Texts such as the model will meet (labels are not needed).")],
+    dials: Annotated[str | None, Option(help="Dials; without it the default and those for a few budgets.")] = None,
+    text: Text = None,
+    text_b: TextB = None,
+    split: Split = None,
+    batch_sizes: Annotated[str, Option(help="Batch sizes, separated by commas.")] = "1,8,32",
+    sequences: Annotated[int, Option(min=1, help="How many texts to sample.")] = 96,
+    rounds: Rounds = 5,
+    seed: Seed = 0,
+    dtype: Dtype = "float32",
+    json: Json = None,
+) -> None:
+    """Measure a model's gain in time against the full model, packed and as Hugging Face runs it."""
+    from stretto.bench.model import bench_model, budget_dials
+    from stretto.bench.results import cpu_name, versions
+    from stretto.data import Columns, load
+    from stretto.view.tables import show_table
+
+    sizes = whole_numbers(batch_sizes, "--batch-sizes")
+    texts = load(data, columns=Columns(text, text_b), split=split, labelled=False).texts
+    loaded = open_model(model, dtype)
+    wanted = budget_dials(loaded) if dials is None else numbers(dials, "--dials")
+    rows = bench_model(loaded, texts, wanted, sizes, rounds, seed, sequences=sequences, progress=on_terminal())
+    about = {"model": model, "data": data, "dtype": dtype, "rounds": rounds, "seed": seed}
+    write_json(json, {**about, "cpu": cpu_name(), "versions": versions(), "rows": rows})
+    if json != STDOUT:
+        show_table(gain_rows(rows), GAIN_FORMATS, title=f"{loaded.method.name}: gains over the full model, packed")
+
+
+GAIN_FORMATS = dict.fromkeys(("FLOPs ÷", "time ÷", "tracking", "× HF padded", "× HF sorted", "ms/text"), ".2f")
+
+
+def gain_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "batch": row["batch_size"],
+            "dial": "full" if row["dial"] is None else f"{row['dial']:g}",
+            "ms/text": row["ms_per_text"],
+            "FLOPs ÷": row["flops_gain"],
+            "time ÷": row["time_gain"],
+            "tracking": row["tracking"],
+            "× HF padded": row["time_gain_vs_huggingface"],
+            "× HF sorted": row["time_gain_vs_huggingface_sorted"],
+        }
+        for row in rows
+    ]
+
+
+def whole_numbers(text: str, flag: str) -> list[int]:
+    found = numbers(text, flag)
+    if not all(number.is_integer() and number >= 1 for number in found):
+        raise StrettoError(f"Expected whole numbers from 1 after {flag}, got '{text}'. Write 1,8,32.")
+    return [int(number) for number in found]

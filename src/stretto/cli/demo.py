@@ -1,0 +1,49 @@
+"""`stretto demo`: the whole job in a few minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from stretto.cli.options import Label, Rounds, Seed, Text, TextB
+from stretto.cli.output import say
+from stretto.errors import StrettoError
+
+EXAMPLES = """
+stretto demo
+stretto demo --model bert-base-uncased --data reviews.csv --output my-demo
+stretto demo --limit 2000 --epochs 1 --output quick-demo
+"""
+
+
+def demo(
+    model: Annotated[str | None, Option(help="Encoder: a folder or a hub name; without it MiniLM-L6.")] = None,
+    data: Annotated[str | None, Option(help="Labelled texts (a test part is split off); without it reviews.")] = None,
+    output: Annotated[Path, Option(help="Folder for the model and the report.")] = Path("demo-output"),
+    text: Text = None,
+    text_b: TextB = None,
+    label: Label = None,
+    regression: Annotated[bool, Option("--regression", help="Labels are numbers to predict, not classes.")] = False,
+    limit: Annotated[int, Option(min=1, help="Most texts to train on.")] = 8000,
+    epochs: Annotated[float, Option(help="Epochs of fine-tuning.")] = 2,
+    rounds: Rounds = 5,
+    seed: Seed = 42,
+) -> None:
+    """Do the whole job on an example, in minutes.
+
+    Fine-tune, train exits, compare with the full model, answer three texts, write a report."""
+    say("loading")
+    from stretto.data import Columns
+    from stretto.demo import Demo, run_demo
+
+    if data is None and (text or text_b or label or regression):
+        raise StrettoError("Expected --data beside --text, --text-b, --label or --regression, got none. Add --data.")
+    settings = Demo(model, data, Columns(text, text_b, label), regression, limit, epochs, rounds, seed)
+    run_demo(settings, output, tell=say_aloud)
+
+
+def say_aloud(line: str) -> None:
+    """Steps go to stdout, in order with the tables."""
+    print(line, flush=True)

@@ -1,0 +1,79 @@
+"""`stretto evaluate`: score, cost and depth along the dial."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from stretto.cli.options import BatchSize, Dtype, Json, Label, Labelled, ModelFolder, Split, Text, TextB
+from stretto.cli.output import (
+    STDOUT,
+    numbers,
+    on_terminal,
+    open_model,
+    point_formats,
+    point_rows,
+    say,
+    worth_showing,
+    write_json,
+)
+
+EXAMPLES = """
+stretto evaluate reviews-model test.csv
+stretto evaluate reviews-model test.csv --dials 0,0.1,0.3 --plot curve.png
+stretto evaluate reviews-model test.csv --json > points.json
+stretto evaluate reviews-model owner/dataset --split test --text sentence
+"""
+
+
+def evaluate(
+    model: ModelFolder,
+    data: Labelled,
+    dials: Annotated[str | None, Option(help="Dials, separated by commas; without it the method's own sweep.")] = None,
+    text: Text = None,
+    text_b: TextB = None,
+    label: Label = None,
+    split: Split = None,
+    batch_size: BatchSize = 32,
+    dtype: Dtype = "float32",
+    json: Json = None,
+    plot: Annotated[str | None, Option(metavar="FILE", help="Draw score over cost (.png, .svg or .pdf).")] = None,
+) -> None:
+    """Measure score, cost and depth along the dial."""
+    from stretto.bench.results import versions
+    from stretto.data import Columns, load
+    from stretto.evaluate import sweep
+    from stretto.view.plots import check_plot_path, pareto_plot
+    from stretto.view.tables import show_table
+
+    if plot is not None:
+        check_plot_path(plot)
+    wanted = None if dials is None else numbers(dials, "--dials")
+    loaded = open_model(model, dtype)
+    examples = load(
+        data, columns=Columns(text, text_b, label), split=split,
+        label_names=loaded.task.label_names, regression=loaded.task.name == "regression",
+    )  # fmt: skip
+    points = sweep(loaded, examples, wanted, batch_size=batch_size, progress=on_terminal())
+    content = {
+        "model": model,
+        "data": data,
+        "examples": len(examples),
+        "method": loaded.method.name,
+        "dial": {"name": loaded.method.dial.name, "off": loaded.method.dial.off, "default": loaded.dial},
+        "main_metric": loaded.task.main_metric,
+        "dtype": dtype,
+        "points": [point.to_json() for point in points],
+        "versions": versions(),
+    }
+    if json != STDOUT:
+        shown = worth_showing(points, loaded.dial) if wanted is None else points
+        title = f"{loaded.method.name} on {len(examples)} examples; the dial is {loaded.method.dial.name}"
+        title += f" ({len(shown)} of {len(points)} dials; --json has all)" if len(shown) < len(points) else ""
+        show_table(point_rows(shown, loaded.dial), point_formats(points), title=title)
+    write_json(json, content)
+    if plot is not None:
+        full = next((point for point in points if point.dial == loaded.method.dial.off), None)
+        pareto_plot({loaded.method.name: points}, plot, full=full, metric=loaded.task.main_metric)
+        say(f"wrote {plot}")

@@ -1,0 +1,23 @@
+"""Arguments and options that several verbs share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument, Option
+
+SOURCES = ".csv, .tsv, .jsonl, .parquet (or .gz), or a hub dataset"
+
+ModelFolder = Annotated[str, Argument(metavar="DIR", help="Model folder.")]
+Labelled = Annotated[str, Argument(metavar="DATA", help=f"Labelled texts: {SOURCES}.")]
+
+Text = Annotated[str | None, Option(help="Column of the text, if its name is unusual.")]
+TextB = Annotated[str | None, Option(help="Column of the second text of a pair.")]
+Label = Annotated[str | None, Option(help="Column of the label.")]
+Split = Annotated[str | None, Option(help="Split of a hub dataset.")]
+
+BatchSize = Annotated[int, Option(min=1, help="Texts per batch.")]
+Dtype = Annotated[str, Option(help="float32 or int8.")]
+Json = Annotated[str | None, Option(metavar="[FILE]", help="Write JSON, to stdout without a FILE.")]
+Rounds = Annotated[int, Option(min=1, help="Timed rounds.")]
+Seed = Annotated[int, Option(help="Seed of everything random.")]

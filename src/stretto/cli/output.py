@@ -1,0 +1,136 @@
+"""What the verbs say (stderr), print (stdout) and write (files that appear whole or not at all)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from stretto.errors import StrettoError
+
+if TYPE_CHECKING:
+    from stretto.evaluate import OperatingPoint
+    from stretto.model import AdaptiveModel
+
+STDOUT = "-"
+
+
+def is_main_process() -> bool:
+    """Whether this process does the talking (torchrun numbers its processes)."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(line: str) -> None:
+    """Tell the user something that is not a result."""
+    if is_main_process():
+        print(line, file=sys.stderr, flush=True)
+
+
+def on_terminal() -> bool:
+    """Whether progress bars make sense."""
+    return is_main_process() and sys.stderr.isatty()
+
+
+@contextmanager
+def writing(path: str | Path, newline: str | None = None) -> Iterator[IO[str]]:
+    """A text file that takes its name when all is written; after a failure or Ctrl-C there is nothing of it.
+
+    A device or a pipe (/dev/stdout) is written directly."""
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("w", encoding="utf-8", newline=newline) as device:
+                yield device
+            return
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        try:
+            with open(handle, "w", encoding="utf-8", newline=newline) as file:
+                yield file
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, path)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        reason = error.strerror or str(error)
+        raise StrettoError(
+            f"Expected to write '{path}', got: {reason}. Nothing was left there. "
+            "Free some space or choose another place."
+        ) from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_json(target: str | None, content: dict[str, Any]) -> None:
+    """To a file, or to stdout for '-'; None writes nothing."""
+    if target is None:
+        return
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    if target == STDOUT:
+        print(text)
+        return
+    with writing(target) as file:
+        file.write(text + "\n")
+    say(f"wrote {target}")
+
+
+def worth_showing(points: list[OperatingPoint], default: float, step: float = 0.03) -> list[OperatingPoint]:
+    """The first, the last, the default, and of the others those that cost clearly less than the one shown before."""
+    shown = points[:1]
+    for point in points[1:]:
+        if point.dial == default or point is points[-1] or shown[-1].cost - point.cost >= step:
+            shown.append(point)
+    return shown
+
+
+def point_rows(points: list[OperatingPoint], default: float | None = None) -> list[dict[str, Any]]:
+    """Operating points as rows of a table; the default dial is marked."""
+    return [
+        {
+            "dial": point.dial,
+            **point.metrics,
+            "cost": point.cost,
+            "depth": point.depth,
+            "": "default" if point.dial == default else "",
+        }
+        for point in points
+    ]
+
+
+def point_formats(points: list[OperatingPoint]) -> dict[str, str]:
+    return {**dict.fromkeys(points[0].metrics, ".4f"), "cost": ".3f", "depth": ".2f"}
+
+
+def open_model(path: str, dtype: str = "float32") -> AdaptiveModel:
+    """A model folder, silently."""
+    from stretto.folder import quiet_transformers
+    from stretto.model import AdaptiveModel
+
+    with quiet_transformers():
+        return AdaptiveModel.from_pretrained(path, dtype=dtype)
+
+
+def numbers(text: str, flag: str) -> list[float]:
+    """'0, 0.1,0.3' as numbers."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise StrettoError(
+            f"Expected numbers separated by commas after {flag}, got '{text}'. Write 0,0.1,0.3."
+        ) from None
+
+
+def words(text: str) -> list[str]:
+    """'a, b' as ['a', 'b']."""
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,147 @@
+"""`stretto predict`: texts in, answers out, in order and in bounded memory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from stretto.cli.options import BatchSize, Dtype, ModelFolder, Split, Text, TextB
+from stretto.cli.output import on_terminal, open_model, say, writing
+from stretto.errors import StrettoError
+
+if TYPE_CHECKING:
+    from stretto.model import AdaptiveModel, Prediction
+    from stretto.records import Record
+
+EXAMPLES = """
+stretto predict reviews-model reviews.csv --output answers.jsonl
+stretto predict reviews-model reviews.csv --output answers.csv --dial 0.3 --batch-size 64
+echo "A fine film." | stretto predict reviews-model
+zcat texts.jsonl.gz | stretto predict reviews-model - --probabilities | head
+"""
+
+Row = dict[str, Any]
+STDIN = "-"
+
+INPUT_HELP = "Texts: a file or a hub dataset; '-' or nothing reads lines from stdin."
+Source = Annotated[str, Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
+
+
+def predict(
+    model: ModelFolder,
+    source: Source = STDIN,
+    output: Annotated[str | None, Option(metavar="FILE", help="Answers: .jsonl or .csv; without it to stdout.")] = None,
+    dial: Annotated[float | None, Option(help="Trades score for cost; without it the model's own dial.")] = None,
+    text: Text = None,
+    text_b: TextB = None,
+    split: Split = None,
+    batch_size: BatchSize = 32,
+    probabilities: Annotated[bool, Option("--probabilities", help="Write the probability of every label.")] = False,
+    dtype: Dtype = "float32",
+) -> None:
+    """Answer texts, in the order they come.
+
+    Each answer has a label, its score, the depth it took and its cost."""
+    from stretto.records import Columns, read
+
+    if output is not None:
+        check_output_name(output)
+    records = read(source, columns=Columns(text, text_b), split=split, labelled=False)
+    loaded = open_model(model, dtype)
+    if dial is not None:
+        loaded.method.dial.check(dial)
+    if source == STDIN and sys.stdin.isatty():
+        say("reading lines from the terminal; end with Ctrl-D")
+    answers = Answers(loaded, dial, batch_size, probabilities, text or "text")
+    rows = answers.rows(records, progress=output is not None and on_terminal())
+    if output is None:
+        write_rows(rows, sys.stdout, as_json)
+    elif output.lower().endswith(".csv"):
+        with writing(output, newline="") as file:
+            write_csv(rows, file)
+    else:
+        with writing(output) as file:
+            write_rows(rows, file, as_json)
+    if output is not None:
+        say(f"wrote {answers.count} answers to {output}; average cost {answers.cost / answers.count:.2f}")
+    if answers.truncated:
+        say(f"{answers.truncated} of {answers.count} texts were longer than {loaded.max_length} tokens and were cut")
+
+
+class Answers:
+    """Predictions batch by batch, and what is to be told of them in the end."""
+
+    def __init__(
+        self, model: AdaptiveModel, dial: float | None, batch_size: int, probabilities: bool, text_name: str
+    ) -> None:
+        self.model, self.dial, self.batch_size, self.probabilities = model, dial, batch_size, probabilities
+        self.text_name = text_name
+        self.count, self.truncated, self.cost = 0, 0, 0.0
+
+    def rows(self, records: Iterable[Record], progress: bool) -> Iterator[list[Row]]:
+        """The answers of one batch after the other; no more than a batch is in memory."""
+        from tqdm.auto import tqdm
+
+        from stretto.encoding import encode
+
+        source = iter(records)
+        with tqdm(unit=" texts", disable=not progress, leave=False) as bar:
+            while batch := list(islice(source, self.batch_size)):
+                encoded = encode(self.model.tokenizer, [record.texts for record in batch], self.model.max_length)
+                predictions = self.model.answer(encoded.features, self.dial, self.batch_size)
+                self.count += len(batch)
+                self.truncated += encoded.truncated
+                self.cost += sum(prediction.cost for prediction in predictions)
+                bar.update(len(batch))
+                yield [self.row(record, answer) for record, answer in zip(batch, predictions, strict=True)]
+
+    def row(self, record: Record, prediction: Prediction) -> Row:
+        names = (self.text_name,) if len(record.texts) == 1 else ("text_a", "text_b")
+        row: Row = dict(zip(names, record.texts, strict=True))
+        row.update(label=prediction.label, score=prediction.score, depth=prediction.depth, cost=prediction.cost)
+        if self.probabilities and prediction.probabilities is not None:
+            row["probabilities"] = prediction.probabilities
+        return row
+
+
+def as_json(row: Row) -> str:
+    return json.dumps(row, ensure_ascii=False)
+
+
+def write_rows(batches: Iterable[list[Row]], file: IO[str], line: Callable[[Row], str]) -> None:
+    for rows in batches:
+        file.write("".join(line(row) + "\n" for row in rows))
+        file.flush()
+
+
+def write_csv(batches: Iterable[list[Row]], file: IO[str]) -> None:
+    """One column per label with --probabilities: `p_good`."""
+    writer: csv.DictWriter[str] | None = None
+    for rows in batches:
+        flat = [flat_row(row) for row in rows]
+        if writer is None:
+            writer = csv.DictWriter(file, list(flat[0]))
+            writer.writeheader()
+        writer.writerows(flat)
+
+
+def flat_row(row: Row) -> Row:
+    spread = {f"p_{name}": value for name, value in row.get("probabilities", {}).items()}
+    return {**{name: value for name, value in row.items() if name != "probabilities"}, **spread}
+
+
+def check_output_name(output: str) -> None:
+    """Refuse a name that promises another format, before anything is computed."""
+    path = Path(output)
+    is_device = path.exists() and not path.is_file() and not path.is_dir()
+    if not is_device and path.suffix.lower() not in (".jsonl", ".json", ".csv"):
+        raise StrettoError(f"Expected an output name ending in .jsonl or .csv, got '{output}'. Rename it.")
+    if path.is_dir():
+        raise StrettoError(f"Expected the name of a file to write, got the folder '{output}'. Add a file name.")

@@ -1,0 +1,240 @@
+"""`stretto train`: data and an encoder in, a model folder out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from stretto.cli.options import SOURCES, Label, Split, Text, TextB
+from stretto.cli.output import is_main_process, point_formats, point_rows, say, words, worth_showing
+from stretto.cli.settings import sort_settings, take_flags
+from stretto.cli.verbs import Verb
+from stretto.errors import StrettoError
+
+if TYPE_CHECKING:
+    from stretto.data import Dataset
+    from stretto.model import AdaptiveModel
+
+EXAMPLES = """
+stretto train reviews.csv --model bert-base-uncased --output reviews-model
+stretto train train.jsonl --dev dev.jsonl --model ./encoder --method pabee --output out --exit-epochs 3 --seed 1
+stretto train pairs.tsv --text premise --text-b hypothesis --label gold --model roberta-base --output out
+stretto train train.csv --model ./fine-tuned --skip backbone --output out      # only the exits learn
+stretto train --config run.yaml --learning-rate 3e-5                           # flags win over the file
+torchrun --nproc-per-node 2 -m stretto train reviews.csv --model bert-base-uncased --output reviews-model
+
+Further flags: the settings of the method (`stretto methods NAME`) and every name of transformers.TrainingArguments,
+such as --per-device-train-batch-size 16, --seed 1, --max-steps 100 (of each stage), --report-to tensorboard.
+An interrupted run goes on where it was when the same command is given again.
+"""
+
+DEV_FRACTION = 0.1
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be trained; the names are those of the flags and of the run file."""
+
+    data: str
+    model: str
+    output: str
+    method: str = "deebert"
+    dev: str | None = None
+    text: str | None = None
+    text_b: str | None = None
+    label: str | None = None
+    split: str | None = None
+    dev_split: str | None = None
+    regression: bool = False
+    skip: tuple[str, ...] = ()
+    dtype: str = "float32"
+    overwrite: bool = False
+
+
+class TrainVerb(Verb):
+    """Takes the settings out of the command line and hands them on as `--set name=value`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--help" not in args:
+            takes_value = {
+                flag: not getattr(option, "is_flag", False)
+                for option in self.get_params(ctx)
+                for flag in (*option.opts, *option.secondary_opts)
+            }
+            args, settings = take_flags(args, takes_value)
+            args = [*(part for name, value in settings.items() for part in ("--set", f"{name}={value}")), *args]
+        return super().parse_args(ctx, args)
+
+
+def train(
+    data: Annotated[
+        str | None, Argument(metavar="DATA", help=f"Labelled texts: {SOURCES}.", show_default=False)
+    ] = None,
+    model: Annotated[str | None, Option(help="Encoder to start from: a folder or a hub name.")] = None,
+    output: Annotated[str | None, Option(help="Folder for the trained model.")] = None,
+    method: Annotated[str | None, Option(help="Method (`stretto methods` lists them); without it deebert.")] = None,
+    dev: Annotated[str | None, Option(help="Labelled texts to measure on; without it a tenth of DATA.")] = None,
+    text: Text = None,
+    text_b: TextB = None,
+    label: Label = None,
+    split: Split = None,
+    dev_split: Annotated[str | None, Option(help="Split of a hub dataset to measure on.")] = None,
+    regression: Annotated[bool | None, Option("--regression", help="Labels are numbers, not classes.")] = None,
+    skip: Annotated[str | None, Option(help="Stages to leave out: 'backbone' if MODEL knows the task.")] = None,
+    dtype: Annotated[str | None, Option(help="float32 (without it) or int8: what is measured.")] = None,
+    config: Annotated[Path | None, Option(help="A YAML file with the same names; flags win over it.")] = None,
+    overwrite: Annotated[bool | None, Option("--overwrite", help="Replace a finished model.")] = None,
+    settings: Annotated[list[str] | None, Option("--set", help="name=value.", hidden=True)] = None,
+) -> None:
+    """Train an encoder to spend less, and save it.
+
+    The stages of the method run one after another; then its operating points are measured and a dial is chosen."""
+    flags = {
+        "data": data, "model": model, "output": output, "method": method, "dev": dev, "text": text, "text_b": text_b,
+        "label": label, "split": split, "dev_split": dev_split, "regression": regression, "skip": skip,
+        "dtype": dtype, "overwrite": overwrite, **dict(pair.partition("=")[::2] for pair in settings or []),
+    }  # fmt: skip
+    given = {name: value for name, value in flags.items() if value is not None}
+    run, loose = make_run({**(read_run_file(config) if config else {}), **given})
+    train_run(run, loose)
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """The names and values of a YAML file."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise StrettoError(f"Expected a YAML file after --config, got '{path}': {reason}. Correct it.") from error
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise StrettoError(
+            f"{path}: expected lines such as 'model: bert-base-uncased', got something else. Correct it."
+        )
+    return {name.replace("-", "_"): value for name, value in content.items()}
+
+
+def make_run(given: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
+    """Our own options, and the rest: settings still to be sorted."""
+    fields = {field.name for field in dataclasses.fields(Run)}
+    own = {name: value for name, value in given.items() if name in fields and value is not None}
+    missing = [name for name in ("data", "model", "output") if name not in own]
+    if missing:
+        flags = ", ".join("DATA" if name == "data" else f"--{name}" for name in missing)
+        raise typer.BadParameter(f"Missing {flags} (on the command line or in the file given by --config).")
+    for name, value in own.items():
+        wanted = (str, list, tuple) if name == "skip" else (bool,) if name in ("regression", "overwrite") else (str,)
+        if not isinstance(value, wanted):
+            kind = "true or false" if wanted == (bool,) else "text"
+            raise StrettoError(f"Expected {kind} for '{name}', got {value!r}. Correct it in the run file.")
+    if isinstance(own.get("skip"), (str, list)):
+        own["skip"] = tuple(words(own["skip"]) if isinstance(own["skip"], str) else map(str, own["skip"]))
+    return Run(**own), {name: value for name, value in given.items() if name not in fields}
+
+
+def train_run(run: Run, loose: dict[str, Any]) -> None:
+    """Everything after the command line."""
+    from transformers import set_seed
+
+    from stretto.folder import quiet_transformers
+    from stretto.training import DEFAULTS
+    from stretto.training import train as train_model
+
+    config, arguments = sort_settings(run.method, loose)
+    check_output(run)
+    check_arguments({**DEFAULTS, **arguments})
+    seed = arguments.get("seed", DEFAULTS["seed"])
+    set_seed(seed)  # exits start from random weights
+    if arguments.get("report_to") not in (None, "none"):  # checkpoints go when they are done; logs stay
+        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", f"{run.output}.logs")
+    model, train_data, dev_data = open_run(run, config, seed)
+    with quiet_transformers():
+        train_model(model, train_data, dev_data, run.output, skip=run.skip, progress=is_main_process(), **arguments)
+    if is_main_process():
+        show_result(run, model)
+
+
+def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel, Dataset, Dataset]:
+    """The model, the training data and the dev data."""
+    from stretto.data import Columns, load, split_off
+    from stretto.model import AdaptiveModel
+    from stretto.tasks import Classification, Regression, Task
+
+    columns = Columns(run.text, run.text_b, run.label)
+    knows_task = "backbone" in run.skip
+    known = AdaptiveModel.from_pretrained(run.model, run.method, dtype=run.dtype, **config) if knows_task else None
+    names = known.task.label_names if known else None
+    regression = known.task.name == "regression" if known else run.regression
+    train_data = load(run.data, columns=columns, split=run.split, label_names=names, regression=regression)
+    if run.dev is None and run.dev_split is None:
+        train_data, dev_data = split_off(train_data, DEV_FRACTION, seed)
+        say(f"no --dev: {len(dev_data)} of {len(train_data) + len(dev_data)} examples are held out to measure on")
+    else:
+        dev_data = load(
+            run.dev or run.data, columns=columns, split=run.dev_split, label_names=train_data.label_names,
+            regression=regression,
+        )  # fmt: skip
+    if known is not None:
+        return known, train_data, dev_data
+    task: Task = Regression() if regression else Classification(train_data.label_names or [])
+    fresh = AdaptiveModel.from_pretrained(run.model, run.method, task=task, dtype=run.dtype, **config)
+    return fresh, train_data, dev_data
+
+
+def check_output(run: Run) -> None:
+    """A finished model is only replaced if asked for; an unfinished run goes on."""
+    work = Path(f"{run.output}.work")
+    unfinished = any(work.glob("[0-9]-*"))
+    if unfinished:
+        say(f"going on with the unfinished run in {work}")
+    elif (Path(run.output) / "stretto.json").exists():
+        if not run.overwrite:
+            raise StrettoError(
+                f"Expected a new output folder, got '{run.output}', which holds a finished model. "
+                "Choose another, or add --overwrite."
+            )
+        if is_main_process():
+            shutil.rmtree(work, ignore_errors=True)  # the finished run's plan
+
+
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Let transformers look at its arguments before any work is done; under torchrun, meet the other processes."""
+    from transformers import TrainingArguments
+
+    try:
+        args = TrainingArguments(output_dir="unused", use_cpu=True, metric_for_best_model="score", **arguments)
+        _ = args.device  # joins the process group
+    except (ValueError, TypeError, ImportError) as error:
+        raise StrettoError(
+            f"Expected settings that transformers.TrainingArguments accepts, got: "
+            f"{' '.join(str(error).split()):.400}. Correct the flag."
+        ) from error
+
+
+def show_result(run: Run, model: AdaptiveModel) -> None:
+    from stretto.evaluate import OperatingPoint
+    from stretto.view.tables import show_table
+
+    points = [OperatingPoint(**point) for point in model.operating_points]
+    rows = point_rows(worth_showing(points, model.dial), model.dial)
+    show_table(rows, point_formats(points), title=f"Operating points on the dev data ({len(rows)} of {len(points)})")
+    chosen = next(point for point in points if point.dial == model.dial)
+    truncated = model.provenance.get("texts truncated", 0)
+    if truncated:
+        say(f"{truncated} texts were longer than {model.max_length} tokens and were cut")
+    print(
+        f"\nSaved to {run.output}. Default dial: {model.method.dial.name} {model.dial:g}, the cheapest at most half a "
+        f"point below the full model:\n{model.task.main_metric} {chosen.score:.4f} at {chosen.cost:.0%} of its FLOPs.\n"
+        "\nTry:\n"
+        f"  stretto evaluate {run.output} TEST.csv --plot curve.png\n"
+        f"  stretto predict {run.output} TEXTS.csv --output answers.jsonl\n"
+        f"  stretto bench model {run.output} TEST.csv"
+    )

@@ -1,0 +1,77 @@
+"""What all verbs share: how failures end, and flags that may stand without a value."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from stretto.cli.output import is_main_process
+from stretto.errors import StrettoError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+PIPE_CLOSED = 141  # 128 + SIGPIPE
+TERMINATED = 143  # 128 + SIGTERM
+
+
+class Verbs(TyperGroup):
+    """Ends every expected failure with one line on stderr and an exit code; anything else keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # a full disk behind `> file` shows up here
+            return result
+        except StrettoError as error:
+            _tell(f"error: {error}")
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            _tell("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except OSError as error:
+            _close_stdout()
+            if error.errno == errno.EPIPE:  # the reader (`head`) has enough
+                raise typer.Exit(PIPE_CLOSED) from None
+            where = f"'{error.filename}'" if error.filename else "a file"
+            reason = error.strerror or str(error)
+            _tell(f"error: Expected to read or write {where}, got: {reason}. Free some space or choose another place.")
+            raise typer.Exit(1) from None
+
+
+class Verb(TyperCommand):
+    """A verb whose `--json` may stand alone: it then means `--json -`, stdout."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_json_target(args))
+
+
+def with_json_target(args: list[str]) -> list[str]:
+    """Put the missing '-' behind a bare `--json`."""
+    complete: list[str] = []
+    for place, arg in enumerate(args, start=1):
+        complete.append(arg)
+        if arg == "--json" and (place == len(args) or args[place].startswith("--")):
+            complete.append("-")
+    return complete
+
+
+def examples(text: str) -> str:
+    """An epilog that is printed line by line as it stands."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in text.strip().splitlines())
+
+
+def _tell(line: str) -> None:
+    if is_main_process():  # every process of a torchrun meets the same error
+        with suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
+
+
+def _close_stdout() -> None:
+    """Let what is left in the buffer go nowhere, or Python would complain once more at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

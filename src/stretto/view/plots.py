@@ -1,0 +1,59 @@
+"""Plots: score over cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stretto.errors import StrettoError
+
+if TYPE_CHECKING:
+    from stretto.evaluate import OperatingPoint
+
+#: Okabe and Ito's colours, told apart by everyone; markers differ too, for print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX"
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def pareto_plot(
+    curves: Mapping[str, Sequence[OperatingPoint]],
+    path: str | Path,
+    *,
+    full: OperatingPoint | None = None,
+    metric: str = "score",
+    title: str = "",
+) -> None:
+    """Draw one curve of operating points per name; `full` is the full model, a star and a level line."""
+    from matplotlib.figure import Figure  # no pyplot: it would keep global state and look for a display
+
+    path = check_plot_path(path)
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (name, points) in enumerate(curves.items()):
+        ordered = sorted(points, key=lambda point: point.cost)
+        axes.plot(
+            [point.cost for point in ordered], [point.score for point in ordered], label=name, linewidth=1.6,
+            color=COLOURS[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)], markersize=4,
+        )  # fmt: skip
+    if full is not None:
+        axes.axhline(full.score, color="0.6", linewidth=0.8, linestyle="--", zorder=0)
+        axes.plot([full.cost], [full.score], linestyle="", marker="*", markersize=12, color="0.25", label="full model")
+    axes.set_xlabel("cost (fraction of the full model's FLOPs)")
+    axes.set_ylabel(metric.replace("_", " "))
+    axes.set_xlim(left=0)
+    axes.grid(color="0.92")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    if title:
+        axes.set_title(title, loc="left", fontsize=11)
+    figure.savefig(path, dpi=160)
+
+
+def check_plot_path(path: str | Path) -> Path:
+    """Refuse an ending that cannot be drawn, before anything is computed."""
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise StrettoError(f"Expected a plot name ending in {', '.join(SUFFIXES)}, got '{path}'. Rename it.")
+    return path
