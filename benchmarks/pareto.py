@@ -11,7 +11,7 @@ from exit_results import ADAPTIVE, lines_of, load_results
 
 from stretto.view.plots import COLOURS, MARKERS
 
-DRAWING = 1  # raise it when the look of the plot changes, so that --check asks for a new one
+DRAWING = 2  # raise it when the look of the plot changes, so that --check asks for a new one
 
 
 def plot_data() -> dict[str, Any]:
@@ -51,8 +51,8 @@ def draw(path: Path) -> None:
             colour, marker = looks[name.split()[0]]
             style = ":" if name == "static_depth" else "-" if name in ADAPTIVE else "--"  # a variant is dashed
             (handles[name],) = axes.plot(
-                *zip(*points, strict=True), color=colour, marker=marker, markersize=3, linewidth=1.2,
-                linestyle=style, label=name,
+                *zip(*points, strict=True), color=colour, marker=marker, markersize=7 if style == ":" else 3,
+                linewidth=1.2, linestyle=style, label=name,
             )  # fmt: skip
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("cost (fraction of the full model's FLOPs)", fontsize=8)
@@ -62,7 +62,9 @@ def draw(path: Path) -> None:
         axes.set_ylim(panel["full"] - 10, panel["full"] + 1)  # what falls further is of no use
         axes.grid(color="0.92")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        handles.values(), handles, loc="outside lower center", ncols=min(3 * columns, 8), frameon=False, fontsize=8
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Source": digest(), "Software": None})
 

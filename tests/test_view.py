@@ -80,5 +80,8 @@ def test_a_report_is_one_page_with_everything(tmp_path: Path) -> None:
 
 def test_log_lines_say_what_matters() -> None:
     assert log_line({"loss": 0.5, "learning_rate": 1e-5, "epoch": 1.0}) == "  epoch 1: loss 0.5000"
-    assert log_line({"eval_loss": 0.4, "eval_score": "0.9", "epoch": 2.5}) == "  epoch 2.5: dev loss 0.4000, dev score 0.9000"
+    assert (
+        log_line({"eval_loss": 0.4, "eval_score": "0.9", "epoch": 2.5})
+        == "  epoch 2.5: dev loss 0.4000, dev score 0.9000"
+    )
     assert log_line({"train_runtime": 3.0, "epoch": 2}) == ""

@@ -29,7 +29,8 @@ TRUE, FALSE, NONE = ("true", "yes", "on"), ("false", "no", "off"), ("none", "nul
 def training_types() -> dict[str, Any]:
     from transformers import TrainingArguments
 
-    return {name: kind for name, kind in field_types(TrainingArguments).items() if name not in OWN}
+    kinds = {**field_types(TrainingArguments), "report_to": list[str]}  # for which "none" is a word like any other
+    return {name: kind for name, kind in kinds.items() if name not in OWN}
 
 
 def config_types(method: str) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
     check_arguments({**DEFAULTS, **arguments})
     seed = arguments.get("seed", DEFAULTS["seed"])
     set_seed(seed)  # exits start from random weights
-    if arguments.get("report_to") not in (None, "none"):  # checkpoints go when they are done; logs stay
+    if {"tensorboard", "all"} & set(arguments.get("report_to", [])):  # the work folder goes in the end; logs stay
         os.environ.setdefault("TENSORBOARD_LOGGING_DIR", f"{run.output}.logs")
     model, train_data, dev_data = open_run(run, config, seed)
     with quiet_transformers():

@@ -1,0 +1,58 @@
+"""The command line in tests: run it here or as a process of its own, on small models and files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from sources import jsonl, write
+from tiny import tiny_encoder, tiny_model, tiny_reviews, tiny_tokenizer
+from typer.testing import CliRunner, Result
+
+from stretto.cli import app
+
+QUICK = ["--num-train-epochs", "1", "--exit-epochs", "1", "--per-device-train-batch-size", "16"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def run(*args: Any, stdin: str | None = None) -> Result:
+    result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
+    if not isinstance(result.exception, SystemExit | None):
+        raise result.exception  # a bug, not a message
+    return result
+
+
+def stretto(*args: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stretto", *map(str, args)]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+
+
+def write_reviews(path: Path, n: int, seed: int = 0) -> Path:
+    data = tiny_reviews(n, seed)
+    rows = [
+        {"text": text, "label": ["bad", "good"][number]}
+        for (text,), number in zip(data.texts, data.labels, strict=True)
+    ]
+    return write(path, jsonl(*rows))
+
+
+def save_encoder(folder: Path) -> Path:
+    """A plain Hugging Face folder."""
+    tiny_encoder("bert", 2).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_model(folder: Path) -> Path:
+    """A stretto folder, untrained but with operating points."""
+    made = tiny_model("deebert")
+    made.dial = 0.97
+    made.operating_points = [
+        {"dial": dial, "score": 0.9, "cost": cost, "depth": 4 * cost, "metrics": {"accuracy": 0.9}}
+        for dial, cost in ((0.0, 1.0), (0.95, 0.6), (1.0, 0.25))
+    ]
+    made.save_pretrained(folder)
+    return folder

@@ -1,0 +1,231 @@
+"""The command line: help, what there is, and training."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import ENVIRONMENT, QUICK, run, save_encoder, save_model, stretto, write_reviews
+from sources import write
+
+from stretto import AdaptiveModel, __version__
+from stretto.methods import METHODS
+from stretto.training import StageTrainer
+
+VERBS = ["train", "evaluate", "predict", "bench engine", "bench model", "methods", "demo"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "saved")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_reviews(folder / "train.jsonl", 64)
+    return write_reviews(folder / "test.jsonl", 40, seed=1)
+
+
+# ---- help --------------------------------------------------------------------------------------------------
+
+
+def test_help_needs_nothing_heavy() -> None:
+    script = (
+        "import sys, stretto.cli; print([m for m in ('torch', 'transformers', 'numpy', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_examples(verb: str) -> None:
+    result = run(*verb.split(), "--help")
+    assert result.exit_code == 0
+    assert f"Examples:\n    stretto {verb}" in result.stdout
+
+
+def test_version_and_module() -> None:
+    assert run("--version").stdout == f"stretto {__version__}\n"
+    assert stretto("--version").stdout == f"stretto {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "args", [["trian"], ["evaluate"], ["predict", "m", "--batch-size", "0"], ["train", "--model", "m"]]
+)
+def test_usage_errors_exit_with_2(args: list[str]) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
+    assert result.stdout == ""
+
+
+# ---- methods and backbones ---------------------------------------------------------------------------------
+
+
+def test_methods_are_listed_and_described() -> None:
+    listed = run("methods").stdout
+    assert all(f"\n{name} " in listed for name in METHODS)
+    for name, method in METHODS.items():
+        told = run("methods", name).stdout
+        assert "Differs from the paper" in told
+        for setting in vars(method.Config()):
+            flag = f"--{setting.replace('_', '-')}"
+            (line,) = (line for line in told.splitlines() if line.startswith(f"{flag} "))
+            assert len(line.split()) > 3, f"{name} {flag} has no help"
+    described = json.loads(run("methods", "--json").stdout)["methods"]
+    assert [method["name"] for method in described] == list(METHODS)
+    assert all(method["dial"]["name"] and method["summary"] for method in described)
+    result = run("methods", "debert")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "error: Expected a method among full" in result.stderr
+    assert "Did you mean 'deebert'" in result.stderr
+
+
+def test_backbones_are_listed() -> None:
+    assert "distilbert" in run("backbones").stdout
+    assert "bert" in json.loads(run("backbones", "--json").stdout)["backbones"]
+
+
+# ---- train -------------------------------------------------------------------------------------------------
+
+
+def test_train_from_a_run_file_and_flags(encoder: Path, data: Path, tmp_path: Path) -> None:
+    config = write(
+        tmp_path / "run.yaml",
+        f"data: {data.with_name('train.jsonl')}\nmodel: {encoder}\nmethod: shallow_deep\nexit-epochs: 3\n"
+        "learning_rate: 1e-3\nnum_train_epochs: 1\ndropout: 0.2\n",
+    )
+    out = tmp_path / "out"
+    result = run("train", "--config", config, "--exit-epochs", "1", "--output", out, "--dropout=0.3", "--seed", "5")
+    assert result.exit_code == 0, result.stderr
+    assert "no --dev: 6 of 64 examples are held out" in result.stderr
+    assert "Operating points on the dev data" in result.stdout
+    assert "Default dial: confidence" in result.stdout
+    assert f"stretto evaluate {out}" in result.stdout
+    saved = AdaptiveModel.from_pretrained(out)
+    assert vars(saved.method.config) | {"exit_epochs": 1.0, "dropout": 0.3, "learning_rate": 1e-3} == vars(
+        saved.method.config
+    )
+    assert saved.task.label_names == ["bad", "good"]
+    assert saved.provenance["seed"] == 5
+
+    again = run("train", "--config", config, "--output", out)
+    assert again.exit_code == 1
+    assert "holds a finished model. Choose another, or add --overwrite" in again.stderr
+
+
+def test_train_only_the_exits_of_a_model_that_knows_the_task(model: Path, data: Path, tmp_path: Path) -> None:
+    source, out = data.with_name("train.jsonl"), tmp_path / "out"
+    args = ["train", source, "--dev", data, "--model", model, "--skip", "backbone", "--exit-epochs", 1, "--output", out]
+    result = run(*args)
+    assert result.exit_code == 0, result.stderr
+    before, after = AdaptiveModel.from_pretrained(model), AdaptiveModel.from_pretrained(out)
+    assert after.provenance["dev examples"] == 40
+    assert all((b == a).all() for b, a in zip(before.encoder.parameters(), after.encoder.parameters(), strict=True))
+    assert run(*args, "--overwrite").exit_code == 0
+
+
+def test_train_regression(encoder: Path, tmp_path: Path) -> None:
+    data = write(
+        tmp_path / "d.csv", "text,label\n" + "".join(f"{'good ' * (i % 5)}film,{i % 5}.5\n" for i in range(30))
+    )
+    args = ["train", data, "--model", encoder, "--method", "lte", "--regression", "--output", tmp_path / "out", *QUICK]
+    result = run(*args, "--report-to", "none")
+    assert result.exit_code == 0, result.stderr
+    assert "pearson" in result.stdout
+    refused = run(*args[:6], "--regression", "--output", tmp_path / "other", "--method", "deebert")
+    assert refused.exit_code == 1
+    assert "a task that deebert supports" in refused.stderr
+
+
+def test_an_interrupted_training_goes_on(
+    encoder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ["train", data, "--model", encoder, "--output", tmp_path / "out", *QUICK]
+
+    def stop(self: StageTrainer, *_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StageTrainer, "compute_loss", stop)
+        result = run(*args)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr.endswith("interrupted\n")
+    assert not (tmp_path / "out").exists()
+
+    def full_disk(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stretto.folder.save_file", full_disk)
+        result = run(*args)
+    assert result.exit_code == 1
+    assert "error: Expected to write the model to" in result.stderr
+    assert "No space left on device" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["out.work"]
+
+    result = run(*args)
+    assert result.exit_code == 0, result.stderr
+    assert "going on with the unfinished run" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "answer"),
+    [
+        (["--exit-epoch", "2"], "Did you mean --exit-epochs?"),
+        (["--method", "debert"], "Did you mean 'deebert'?"),
+        (["--exit-epochs", "two"], "a number for --exit-epochs, got 'two'"),
+        (["--optim", "adam"], "TrainingArguments accepts, got: adam is not a valid"),
+        (["--eval-strategy", "steps"], "requires the save and eval strategy to match"),
+        (["--label", "stars"], "expected a column 'stars'"),
+        (["--skip", "exit"], "Expected stages of deebert (backbone, exits) to skip, got exit"),
+        (["--dev", "nowhere.csv"], "file not found"),
+        (["--config", "nowhere.yaml"], "Expected a YAML file after --config"),
+    ],
+)
+def test_training_is_refused_before_it_begins(
+    flags: list[str], answer: str, encoder: Path, data: Path, tmp_path: Path
+) -> None:
+    result = run("train", data, "--model", encoder, "--output", tmp_path / "out", *flags)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert answer in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("- a\n- b\n", "expected lines such as 'model:"),
+        ("a: [\n", "Expected a YAML file"),
+        ("model: 3\noutput: o\ndata: d\n", "Expected text for 'model', got 3"),
+        ("model: m\noutput: o\ndata: d\nregression: 3\n", "Expected true or false for 'regression', got 3"),
+        ("model: m\noutput: o\ndata: d\nsede: 3\n", "Did you mean --seed?"),
+    ],
+)
+def test_bad_run_files(text: str, answer: str, tmp_path: Path) -> None:
+    result = run("train", "--config", write(tmp_path / "run.yaml", text))
+    assert result.exit_code == 1
+    assert answer in result.stderr
+
+
+def test_two_processes_and_one_voice(encoder: Path, data: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "stretto"]
+    args = ["train", data, "--model", encoder, "--output", tmp_path / "out", *QUICK]
+    done = subprocess.run([*torchrun, *map(str, args)], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("Default dial") == 1
+    assert done.stderr.count("no --dev") == 1
+    assert AdaptiveModel.from_pretrained(tmp_path / "out").operating_points

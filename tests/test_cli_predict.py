@@ -1,0 +1,171 @@
+"""`stretto predict`: order, streaming, odd texts; a failure leaves what was there."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import ENVIRONMENT, run, save_model, write_reviews
+from sources import jsonl, write
+
+from stretto import AdaptiveModel, StrettoError
+
+ODD_TEXTS = [
+    "a good film",
+    "",
+    "   ",
+    "dull " * 10_000,
+    "日本語 🎬 \u202e \u200b ﬃ é\u0301",
+    'he said "no", twice',
+    "[red]not markup",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "saved")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_reviews(tmp_path_factory.mktemp("data") / "test.jsonl", 40, seed=1)
+
+
+def test_predict_from_file_to_file_keeps_order_and_texts(model: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", jsonl(*({"text": text, "id": i} for i, text in enumerate(ODD_TEXTS))))
+    expected = AdaptiveModel.from_pretrained(model).predict(ODD_TEXTS)
+    result = run("predict", model, source, "--output", tmp_path / "out.jsonl", "--batch-size", 2, "--probabilities")
+    assert result.exit_code == 0, result.stderr
+    assert "1 of 7 texts were longer than 64 tokens and were cut" in result.stderr
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in rows] == ODD_TEXTS
+    assert [(row["label"], row["depth"]) for row in rows] == [(p.label, p.depth) for p in expected]
+    assert [row["cost"] for row in rows] == pytest.approx([p.cost for p in expected])
+    assert all(row["score"] == row["probabilities"][row["label"]] for row in rows)
+
+    assert (
+        run("predict", model, source, "--output", tmp_path / "out.csv", "--dial", 0, "--probabilities").exit_code == 0
+    )
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert list(table[0]) == ["text", "label", "score", "depth", "cost", "p_bad", "p_good"]
+    assert [row["text"] for row in table] == ODD_TEXTS
+    assert {row["depth"] for row in table} == {"4"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.csv", "out.jsonl"]
+
+
+def test_predict_pairs_and_named_columns(model: Path, tmp_path: Path) -> None:
+    pairs = write(tmp_path / "pairs.csv", "premise,hypothesis\nthe plot,was good\n,\n")
+    rows = [json.loads(line) for line in run("predict", model, pairs).stdout.splitlines()]
+    assert [(row["text_a"], row["text_b"]) for row in rows] == [("the plot", "was good"), ("", "")]
+    named = write(tmp_path / "named.csv", "body,label\na film,good\n")
+    assert json.loads(run("predict", model, named, "--text", "body").stdout)["body"] == "a film"
+
+
+def test_predict_from_stdin_to_stdout(model: Path) -> None:
+    lines = ["a good film", "", '{"text": "dull"}']
+    for args in ((), ("-",)):
+        result = run("predict", model, *args, stdin="\n".join(lines) + "\n")
+        assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["a good film", "", "dull"]
+
+
+def test_answers_stream(model: Path) -> None:
+    """The first batch is answered while the input is still open; Ctrl-C ends it with 130."""
+    command = [sys.executable, "-m", "stretto", "predict", str(model), "--batch-size", "2"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=ENVIRONMENT, text=True, **pipes) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdin.write("one\ntwo\nthree\n")
+        process.stdin.flush()
+        assert [json.loads(process.stdout.readline())["text"] for _ in range(2)] == ["one", "two"]
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+        assert process.stderr.read() == "interrupted\n"
+
+
+def test_memory_is_bounded_by_the_batch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is answered before the next one is read."""
+    from stretto.records import Record
+
+    events = []
+
+    def read(*_: Any, **__: Any) -> Any:
+        for i in range(7):
+            events.append("read")
+            yield Record((f"film {i}",), None, f"made:{i}")
+
+    answer = AdaptiveModel.answer
+    monkeypatch.setattr("stretto.records.read", read)
+    monkeypatch.setattr(AdaptiveModel, "answer", lambda *args: events.append("answer") or answer(*args))
+    assert run("predict", model, "any", "--batch-size", 3, "--output", tmp_path / "o.jsonl").exit_code == 0
+    assert events == ["read"] * 3 + ["answer"] + ["read"] * 3 + ["answer", "read", "answer"]
+
+
+@pytest.mark.parametrize(
+    "failure", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device"), StrettoError("no")]
+)
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_a_failure_leaves_what_was_there(
+    failure: BaseException, name: str, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = write(tmp_path / name, "earlier answers")
+    answer, calls = AdaptiveModel.answer, []
+
+    def fail_later(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:
+            raise failure
+        return answer(*args)
+
+    monkeypatch.setattr(AdaptiveModel, "answer", fail_later)
+    result = run("predict", model, data, "--output", output, "--batch-size", 4)
+    assert result.exit_code == (130 if isinstance(failure, KeyboardInterrupt) else 1)
+    assert result.stderr.splitlines()[-1].startswith("interrupted" if result.exit_code == 130 else "error: ")
+    assert output.read_text() == "earlier answers"
+    assert list(tmp_path.iterdir()) == [output]
+
+
+@pytest.mark.parametrize(
+    ("args", "answer"),
+    [
+        (["predict", "MODEL", "DATA", "--output", "/dev/full"], "No space left on device"),
+        (["evaluate", "MODEL", "DATA", "--dials", "0", "--json", "/dev/full"], "No space left on device"),
+        (["predict", "MODEL", "DATA", "--output", "nowhere/out.csv"], "No such file or directory"),
+        (["predict", "MODEL", "DATA", "--output", "out.parquet"], "ending in .jsonl or .csv, got 'out.parquet'"),
+        (["predict", "MODEL", "DATA", "--output", "MODEL"], "Expected an output name"),
+        (["predict", "MODEL", "DATA", "--dial", "7"], "the dial 'entropy' between 0 and 1, got 7"),
+        (["predict", "MODEL", "nowhere.csv"], "file not found"),
+        (["predict", "MODEL", "DATA", "--text", "body"], "expected a column 'body'"),
+    ],
+)
+def test_what_cannot_be_predicted_or_written(args: list[str], answer: str, model: Path, data: Path) -> None:
+    names = {"MODEL": model, "DATA": data}
+    result = run(*(names.get(arg, arg) for arg in args))
+    assert result.exit_code == 1
+    assert answer in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_reader_that_has_enough_and_a_full_disk_behind_stdout(model: Path, tmp_path: Path) -> None:
+    many = write(tmp_path / "many.jsonl", jsonl(*({"text": "a good film"} for _ in range(2000))))
+    command = f"{sys.executable} -m stretto predict {model} {many}"
+    script = f"set -o pipefail; {command} | head -n 1; echo ${{PIPESTATUS[0]}}; {command} > /dev/full; echo $?"
+    done = subprocess.run(["bash", "-c", script], env=ENVIRONMENT, capture_output=True, text=True)
+    answer, pipe_closed, disk_full = done.stdout.splitlines()
+    assert json.loads(answer)["text"] == "a good film"
+    assert (pipe_closed, disk_full) == ("141", "1")
+    assert done.stderr == (
+        "error: Expected to read or write a file, got: No space left on device. "
+        "Free some space or choose another place.\n"
+    )
