@@ -126,10 +126,12 @@ def _hugging_face(model: AdaptiveModel, pool: Sequence[Inputs]) -> list[Step]:
 
 
 def budget_dials(model: AdaptiveModel) -> list[float]:
-    """The model's own dial, and those of its operating points that meet the budgets (chosen by cost alone)."""
+    """The model's own dial, and those of its operating points that meet the budgets (by cost alone); dearest first."""
     points = [OperatingPoint(**point) for point in model.operating_points]
     affordable = [within_budget(points, budget) for budget in BUDGETS]
-    return list(dict.fromkeys([model.dial, *(point.dial for point in affordable if point is not None)]))
+    chosen = {model.dial, *(point.dial for point in affordable if point is not None)}
+    cost = {point.dial: point.cost for point in points}
+    return sorted(chosen, key=lambda dial: cost.get(dial, 1.0), reverse=True)
 
 
 def gains_by_dial(rows: Sequence[dict[str, Any]]) -> dict[float | None, dict[int, dict[str, Any]]]:

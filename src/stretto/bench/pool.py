@@ -72,7 +72,7 @@ MIXES: Registry[Mix] = Registry(
 )
 
 # About how many tokens a pool may have, which bounds the time (BERT-base in fp32: 0.85 ms per token and full run).
-POOL_TOKENS = 5500
+POOL_TOKENS = 3500
 SINGLE_TOKENS = 1200  # at batch 1 every sequence is a measurement of its own: fewer do
 
 

@@ -62,7 +62,8 @@ class Int8Product:
             warnings.filterwarnings("ignore", message=".*quantize_per_channel.*deprecated")
             quantised = torch.quantize_per_channel(weight, scales, zeros, axis=0, dtype=torch.qint8)
         self.packed = torch.ops.quantized.linear_prepack(quantised, bias)
-        self.activation = activation
+        # in place where possible: the FFN's wide matrix is too large to be written twice for nothing
+        self.activation = torch.ops.aten.gelu_ if is_exact_gelu(activation) else activation
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = torch.ops.quantized.linear_dynamic(x, self.packed)
