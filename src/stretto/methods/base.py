@@ -122,4 +122,8 @@ class Method(nn.Module):
 
     def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
         """The scalar a stage minimises; here the final head's own loss, as in ordinary fine-tuning."""
-        return self.task.loss(forward.logits[-1], labels).mean()
+        return self.losses(forward, labels)[-1]
+
+    def losses(self, forward: Pass, labels: Tensor) -> Tensor:
+        """[E + 1] mean loss of every answer."""
+        return torch.stack([self.task.loss(logits, labels).mean() for logits in forward.logits])

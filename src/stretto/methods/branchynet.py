@@ -58,17 +58,8 @@ def percentile_factors(entropies: Tensor, percent: float, dial: float) -> Tensor
     return torch.quantile(entropies.double(), percent / 100, dim=1) / dial
 
 
-def joint_stages(config: JointConfig, shape: Shape) -> list[Stage]:
-    """The exits alone, so that untrained ones do not disturb a trained backbone; then backbone and exits together."""
-    exits = exits_stage(config, shape)
-    joint = Stage(
-        "joint", config.joint_epochs, config.learning_rate, config.joint_exit_learning_rate, layers=exits.layers
-    )
-    return [exits, joint]
-
-
 class JointExits(Method):
-    """Fine-tuning, then exits alone, then both together with weights that a subclass chooses."""
+    """Fine-tuning; the exits alone, so that untrained ones do not disturb a trained backbone; then both together."""
 
     points = frozenset({"after"})
     uses_exits = True
@@ -78,12 +69,16 @@ class JointExits(Method):
         return torch.ones(self.shape.n_layers)
 
     def stages(self) -> list[Stage]:
-        return [self.finetuning(), *joint_stages(self.config, self.shape)]
+        config, exits = self.config, exits_stage(self.config, self.shape)
+        joint = Stage(
+            "joint", config.joint_epochs, config.learning_rate, config.joint_exit_learning_rate, layers=exits.layers
+        )
+        return [self.finetuning(), exits, joint]
 
     def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
         if stage.name == "backbone":
             return super().loss(stage, forward, labels)
-        losses = torch.stack([self.task.loss(logits, labels).mean() for logits in forward.logits])
+        losses = self.losses(forward, labels)
         return weighted_loss(losses, self.exit_weights().to(losses))
 
 

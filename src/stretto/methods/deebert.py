@@ -65,4 +65,4 @@ class DeeBERT(Method):
     def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
         if stage.name == "backbone":
             return super().loss(stage, forward, labels)
-        return torch.stack([self.task.loss(logits, labels).mean() for logits in forward.logits[:-1]]).sum()
+        return self.losses(forward, labels)[:-1].sum()

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stretto.methods.base import Dial, Method, Pass, Shape, Stage, spaced
-from stretto.methods.branchynet import JointConfig, joint_stages
+from stretto.methods.base import Dial, Pass, Shape, Stage, spaced
+from stretto.methods.branchynet import JointConfig, JointExits
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
@@ -43,12 +43,10 @@ def wrongness(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(dim=-1) != labels).to(logits.dtype)
 
 
-class LTE(Method):
+class LTE(JointExits):
     name = "lte"
     Config = LTEConfig
     tasks = ("classification", "regression")
-    points = frozenset({"after"})
-    uses_exits = True
     dial = Dial(
         "uncertainty",
         "leave at the first exit whose predicted wrongness is below this; 0 never leaves early",
@@ -69,13 +67,10 @@ class LTE(Method):
         state.spend(self.shape.d)
         return Decision(exit=self.uncertainty(state.pooled) < state.dial)
 
-    def stages(self) -> list[Stage]:
-        return [self.finetuning(), *joint_stages(self.config, self.shape)]
-
     def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
+        losses = self.losses(forward, labels)
         if stage.name == "backbone":
-            return super().loss(stage, forward, labels)
-        losses = torch.stack([self.task.loss(logits, labels).mean() for logits in forward.logits])
+            return losses[-1]
         target = wrongness(forward.logits[:-1].detach(), labels)
         predictor_loss = (self.uncertainty(forward.pooled.detach()) - target).square().mean()
         only_final = stage.name == "joint" and forward.step % 2 == 0

@@ -72,4 +72,4 @@ class StaticDepth(Method):
     def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
         if stage.name == "backbone":
             return super().loss(stage, forward, labels)
-        return self.task.loss(forward.logits[0], labels).mean()
+        return self.losses(forward, labels)[0]
