@@ -27,16 +27,17 @@ import torch
 import transformers
 
 from stretto import AdaptiveModel, __version__, sweep, train
-from stretto.bench.timing import interleaved
+from stretto.bench.baselines import hugging_face, padded_flops
+from stretto.bench.model import packed_contender
+from stretto.bench.timing import Contender, interleaved
 from stretto.data import Dataset, load, split_off
 from stretto.encoding import encode
 from stretto.evaluate import OperatingPoint, batches, within_budget
-from stretto.measure import Cost
 from stretto.methods import METHODS
-from stretto.state import Trace
 from stretto.tasks import Classification, Regression
 
 BUDGETS = (0.75, 0.5, 0.35)
+NOT_METHODS = ("full", "about", "clock")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -149,54 +150,38 @@ class Experiment:
             "sweep": [point.to_json() for point in points],
         }
 
-    def clock(self, sequences: int = 96, rounds: int = 5) -> None:
+    def clock(self, sequences: int = 64, rounds: int = 5) -> None:
         """Wall-clock of every method at every budget against the full model, packed and as Hugging Face runs it."""
         full = AdaptiveModel.from_pretrained(self.runs / "full")
         sample = random.Random(self.seed).sample(self.test.texts, sequences)
         features = encode(full.tokenizer, sample, full.max_length).features
-        dialled = {
-            (key, budget): (AdaptiveModel.from_pretrained(self.runs / key), point["dial"])
-            for key, row in self.rows.items()
-            if key not in ("full", "about", "clock")
-            for budget, point in row["budgets"].items()
-        }
+        models = {key: AdaptiveModel.from_pretrained(self.runs / key) for key in self.rows if key not in NOT_METHODS}
         found: dict[str, Any] = {}
         for size in (1, 8, 32):
             pool = list(batches(features, full.tokenizer.pad_token_id, size))
-            calls: dict[str, Any] = {
-                "huggingface": lambda pool=pool: run_huggingface(full, pool),
-                "full": lambda pool=pool: [full.run(batch, full.method.dial.off) for batch in pool],
-            }
-            for (key, budget), (model, dial) in dialled.items():
-                calls[f"{key} {budget}"] = lambda pool=pool, m=model, d=dial: [m.run(batch, d) for batch in pool]
-            seconds = interleaved(calls, rounds, self.seed)
-            for name in calls:
-                if name in ("full", "huggingface"):
-                    continue
+            contenders = [
+                Contender(
+                    "huggingface", "float32", hugging_face(full.encoder, pool), padded_flops(pool, full.backbone)
+                ),
+                packed_contender("full", full, full.method, full.method.dial.off, pool),
+            ]
+            for key, model in models.items():
+                for budget, point in self.rows[key]["budgets"].items():
+                    contenders.append(packed_contender(f"{key} {budget}", model, model.method, point["dial"], pool))
+            timed = {result.contender.name: result for result in interleaved(contenders, rounds, random.Random(size))}
+            reference, plain = timed.pop("full"), timed.pop("huggingface")
+            found.setdefault("full", {})[str(size)] = {"time_gain_vs_huggingface": plain.median / reference.median}
+            for name, result in timed.items():
                 key, budget = name.rsplit(" ", 1)
-                model, dial = dialled[key, budget]
-                trace = Trace.concatenate([model.run(batch, dial).trace for batch in pool])
-                gain = 1 / Cost.of(trace, model.backbone).total
+                gain = reference.contender.flops / result.contender.flops
                 cell = {
                     "flops_gain": gain,
-                    "time_gain": seconds["full"] / seconds[name],
-                    "time_gain_vs_huggingface": seconds["huggingface"] / seconds[name],
-                    "tracking": seconds["full"] / seconds[name] / gain,
+                    "time_gain": reference.median / result.median,
+                    "time_gain_vs_huggingface": plain.median / result.median,
+                    "tracking": reference.median / result.median / gain,
                 }
                 found.setdefault(key, {}).setdefault(budget, {})[str(size)] = cell
-            found.setdefault("full", {})[str(size)] = {
-                "time_gain_vs_huggingface": seconds["huggingface"] / seconds["full"]
-            }
         self.write("clock", {"sequences": sequences, "rounds": rounds, "methods": found})
-
-
-@torch.inference_mode()
-def run_huggingface(model: AdaptiveModel, pool: list[Any]) -> None:
-    for batch in pool:
-        named = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-        if batch.token_type_ids is not None:
-            named["token_type_ids"] = batch.token_type_ids
-        model.encoder(**named)
 
 
 def main() -> None:
@@ -206,6 +191,7 @@ def main() -> None:
     parser.add_argument("sets", nargs="+", choices=SETS)
     parser.add_argument("--only", nargs="*", default=[], choices=list(METHODS), help="methods to run (default: all)")
     parser.add_argument("--no-clock", action="store_true", help="leave out the wall-clock part")
+    parser.add_argument("--only-clock", action="store_true", help="measure what has been trained")
     parser.add_argument("--runs", type=Path, default=Path("runs/exits"), help="where trained models are kept")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--threads", type=int, default=2)
@@ -213,7 +199,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     for name in arguments.sets:
         experiment = Experiment(arguments.data, arguments.model, name, arguments.runs, arguments.seed)
-        experiment.run(arguments.only)
+        if not arguments.only_clock:
+            experiment.run(arguments.only)
         if not arguments.no_clock:
             experiment.clock()
 

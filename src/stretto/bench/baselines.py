@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -36,13 +37,16 @@ def tensors(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def hugging_face(model: nn.Module, batches: Sequence[Inputs]) -> list[Step]:
-    """The model as Hugging Face runs it, on padded batches."""
+    """The model as Hugging Face runs it, on padded batches; it is given only what it knows (some have no types)."""
+    known = inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
     def run(arguments: dict[str, Tensor]) -> object:
         return model(**arguments)
 
-    return [partial(run, tensors(inputs)) for inputs in batches]
+    return [
+        partial(run, {k: v for k, v in tensors(inputs).items() if k in known and v is not None}) for inputs in batches
+    ]
 
 
 class GemmLimit:

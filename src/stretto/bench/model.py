@@ -7,17 +7,15 @@ the packed engine with the method at each dial. Everybody gets ready tensors; no
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from tqdm.auto import tqdm
 
-from stretto.bench.baselines import padded_flops
-from stretto.bench.timing import Contender, Step, interleaved
+from stretto.bench.baselines import hugging_face, padded_flops
+from stretto.bench.timing import Contender, interleaved
 from stretto.encoding import encode
 from stretto.errors import StrettoError
 from stretto.evaluate import OperatingPoint, batches, within_budget
@@ -92,15 +90,15 @@ def _contenders(
     mixed = list(batches(features, pad, size))
     by_length = list(batches(sorted(features, key=lambda feature: len(feature["input_ids"])), pad, size))
     contenders = [
-        Contender(name, "float32", _hugging_face(model, pool), padded_flops(pool, model.backbone))
+        Contender(name, "float32", hugging_face(model.encoder, pool), padded_flops(pool, model.backbone))
         for name, pool in (("huggingface", mixed), ("sorted", by_length))
     ]
-    contenders.append(_packed("full", model, full_method(model), 0.0, mixed))
-    contenders += [_packed(f"dial {dial}", model, model.method, dial, mixed) for dial in dials]
+    contenders.append(packed_contender("full", model, full_method(model), 0.0, mixed))
+    contenders += [packed_contender(f"dial {dial}", model, model.method, dial, mixed) for dial in dials]
     return contenders
 
 
-def _packed(name: str, model: AdaptiveModel, method: Method, dial: float, pool: Sequence[Inputs]) -> Contender:
+def packed_contender(name: str, model: AdaptiveModel, method: Method, dial: float, pool: Sequence[Inputs]) -> Contender:
     """Counting the FLOPs runs, and so warms up, every batch."""
     steps = [partial(model.packed.run, inputs, method, dial) for inputs in pool]
     trace = Trace.concatenate([step().trace for step in steps])
@@ -112,17 +110,6 @@ def full_method(model: AdaptiveModel) -> Method:
     full = METHODS["full"]
     backbone = model.backbone
     return full(full.Config(), Shape(backbone.d, backbone.n_layers, backbone.n_labels), model.task).eval()
-
-
-def _hugging_face(model: AdaptiveModel, pool: Sequence[Inputs]) -> list[Step]:
-    """The encoder as Hugging Face runs it; it is given only what its architecture knows (some have no token types)."""
-    known = inspect.signature(model.encoder.forward).parameters
-
-    @torch.inference_mode()
-    def run(arguments: dict[str, torch.Tensor]) -> object:
-        return model.encoder(**arguments)
-
-    return [partial(run, {k: v for k, v in vars(inputs).items() if k in known and v is not None}) for inputs in pool]
 
 
 def budget_dials(model: AdaptiveModel) -> list[float]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import overload
 
 Step = Callable[[], object]
 
@@ -48,27 +47,16 @@ class Timed:
         return statistics.median(self.times)
 
 
-@overload
 def interleaved(
-    contenders: Sequence[Contender], rounds: int, rng: random.Random, after_round: Callable[[], object] = ...
-) -> list[Timed]: ...
-@overload
-def interleaved(contenders: Mapping[str, Step], rounds: int, rng: int = ...) -> dict[str, float]: ...
-def interleaved(
-    contenders: Sequence[Contender] | Mapping[str, Step],
+    contenders: Sequence[Contender],
     rounds: int,
-    rng: random.Random | int = 0,
+    rng: random.Random,
     after_round: Callable[[], object] = lambda: None,
-) -> list[Timed] | dict[str, float]:
-    """Time every contender once per round. Bare calls by name (and a seed) give median seconds by name.
+) -> list[Timed]:
+    """Time every contender once per round.
 
     The order is random, but the contenders of one library follow each other: when the library changes there is an
     idle gap and an untimed batch, because threads that still spin would slow down the next library's first calls."""
-    if isinstance(contenders, Mapping):
-        calls = [Contender(name, "float32", [call], 0.0) for name, call in contenders.items()]
-        assert isinstance(rng, int)
-        return {timed.contender.name: timed.median for timed in interleaved(calls, rounds, random.Random(rng))}
-    assert isinstance(rng, random.Random)
     times: list[list[float]] = [[] for _ in contenders]
     before = ""
     for number in range(rounds):
