@@ -65,7 +65,7 @@ def test_predict_from_file_to_file_keeps_order_and_texts(model: Path, tmp_path: 
 def test_predict_pairs_and_named_columns(model: Path, tmp_path: Path) -> None:
     pairs = write(tmp_path / "pairs.csv", "premise,hypothesis\nthe plot,was good\n,\n")
     rows = [json.loads(line) for line in run("predict", model, pairs).stdout.splitlines()]
-    assert [(row["text_a"], row["text_b"]) for row in rows] == [("the plot", "was good"), ("", "")]
+    assert [(row["premise"], row["hypothesis"]) for row in rows] == [("the plot", "was good"), ("", "")]
     named = write(tmp_path / "named.csv", "body,label\na film,good\n")
     assert json.loads(run("predict", model, named, "--text", "body").stdout)["body"] == "a film"
 

@@ -168,6 +168,8 @@ def write_folder(path: Path, folder: Folder, encoder: Any, tokenizer: Any, metho
         settings = {k: v for k, v in dataclasses.asdict(folder).items() if k != "weights"}
         (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         (temporary / "README.md").write_text(model_card(folder, encoder.config, task), encoding="utf-8")
+        for file in temporary.iterdir():
+            file.chmod(0o644)  # safetensors writes for the owner alone; a server may run as another user
 
 
 @contextmanager

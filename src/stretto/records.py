@@ -49,6 +49,7 @@ class Record:
     label: Label | None
     where: str  # "reviews.csv:12": the line where it begins (parquet and hub: the row, from 1)
     classes: tuple[str, ...] | None = None  # all label names, if the source declares them (a hub ClassLabel)
+    names: tuple[str, ...] = ("text",)  # the columns the texts came from
 
 
 def read(
@@ -82,7 +83,7 @@ def _records(source: str, table: Table, columns: Columns, labelled: bool) -> Ite
             raise StrettoError(
                 f"{where}: expected a label in '{label_column}', got none. Fill it in or remove the row."
             )
-        yield Record(texts, label, where, classes)
+        yield Record(texts, label, where, classes, text_columns)
 
 
 def _text_columns(source: str, names: list[str], columns: Columns) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ def evaluate(
     """Measure score, cost and depth along the dial."""
     from stretto.bench.results import versions
     from stretto.data import Columns, load
+    from stretto.encoding import encode
     from stretto.evaluate import sweep
     from stretto.view.plots import check_plot_path, pareto_plot
     from stretto.view.tables import show_table
@@ -55,11 +56,15 @@ def evaluate(
         data, columns=Columns(text, text_b, label), split=split,
         label_names=loaded.task.label_names, regression=loaded.task.name == "regression",
     )  # fmt: skip
+    truncated = encode(loaded.tokenizer, examples.texts, loaded.max_length).truncated
+    if truncated:
+        say(f"{truncated} of {len(examples)} texts were longer than {loaded.max_length} tokens and were cut")
     points = sweep(loaded, examples, wanted, batch_size=batch_size, progress=on_terminal())
     content = {
         "model": model,
         "data": data,
         "examples": len(examples),
+        "truncated": truncated,
         "method": loaded.method.name,
         "dial": {"name": loaded.method.dial.name, "off": loaded.method.dial.off, "default": loaded.dial},
         "main_metric": loaded.task.main_metric,

@@ -59,7 +59,7 @@ def predict(
         loaded.method.dial.check(dial)
     if source == STDIN and sys.stdin.isatty():
         say("reading lines from the terminal; end with Ctrl-D")
-    answers = Answers(loaded, dial, batch_size, probabilities, text or "text")
+    answers = Answers(loaded, dial, batch_size, probabilities)
     rows = answers.rows(records, progress=output is not None and on_terminal())
     if output is None:
         write_rows(rows, sys.stdout, as_json)
@@ -78,11 +78,8 @@ def predict(
 class Answers:
     """Predictions batch by batch, and what is to be told of them in the end."""
 
-    def __init__(
-        self, model: AdaptiveModel, dial: float | None, batch_size: int, probabilities: bool, text_name: str
-    ) -> None:
+    def __init__(self, model: AdaptiveModel, dial: float | None, batch_size: int, probabilities: bool) -> None:
         self.model, self.dial, self.batch_size, self.probabilities = model, dial, batch_size, probabilities
-        self.text_name = text_name
         self.count, self.truncated, self.cost = 0, 0, 0.0
 
     def rows(self, records: Iterable[Record], progress: bool) -> Iterator[list[Row]]:
@@ -103,8 +100,7 @@ class Answers:
                 yield [self.row(record, answer) for record, answer in zip(batch, predictions, strict=True)]
 
     def row(self, record: Record, prediction: Prediction) -> Row:
-        names = (self.text_name,) if len(record.texts) == 1 else ("text_a", "text_b")
-        row: Row = dict(zip(names, record.texts, strict=True))
+        row: Row = dict(zip(record.names, record.texts, strict=True))
         row.update(label=prediction.label, score=prediction.score, depth=prediction.depth, cost=prediction.cost)
         if self.probabilities and prediction.probabilities is not None:
             row["probabilities"] = prediction.probabilities
