@@ -56,7 +56,7 @@ class Demo:
     """Labelled texts; None is the review snippets."""
     columns: Columns = GUESS
     regression: bool = False
-    limit: int = 8000
+    limit: int = 6000
     """Most texts to train on; dev and test data get at most a quarter of it each."""
     epochs: float = 2
     """Epochs of fine-tuning."""

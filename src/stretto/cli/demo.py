@@ -26,7 +26,7 @@ def demo(
     text_b: TextB = None,
     label: Label = None,
     regression: Annotated[bool, Option("--regression", help="Labels are numbers to predict, not classes.")] = False,
-    limit: Annotated[int, Option(min=1, help="Most texts to train on.")] = 8000,
+    limit: Annotated[int, Option(min=1, help="Most texts to train on.")] = 6000,
     epochs: Annotated[float, Option(help="Epochs of fine-tuning.")] = 2,
     rounds: Rounds = 5,
     seed: Seed = 42,
