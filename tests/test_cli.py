@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ENVIRONMENT, QUICK, run, save_encoder, save_model, stretto, write_reviews
+from commands import ENVIRONMENT, QUICK, run, stretto
 from sources import write
 
 from stretto import AdaptiveModel, __version__
@@ -18,23 +18,6 @@ from stretto.methods import METHODS
 from stretto.training import StageTrainer
 
 VERBS = ["train", "evaluate", "predict", "bench engine", "bench model", "methods", "demo"]
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_encoder(tmp_path_factory.mktemp("encoder"))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model") / "saved")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    write_reviews(folder / "train.jsonl", 64)
-    return write_reviews(folder / "test.jsonl", 40, seed=1)
 
 
 # ---- help --------------------------------------------------------------------------------------------------

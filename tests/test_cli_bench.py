@@ -6,18 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import run, save_model, write_reviews
+from commands import run
 from tiny import tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model") / "saved")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_reviews(tmp_path_factory.mktemp("data") / "test.jsonl", 40, seed=1)
 
 
 def test_bench_model(model: Path, data: Path, tmp_path: Path) -> None:

@@ -6,26 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import run, save_encoder, save_model, write_reviews
+from commands import run
 from sources import write
 from tiny import tiny_model
 
 from stretto.methods import METHODS
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_encoder(tmp_path_factory.mktemp("encoder"))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model") / "saved")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_reviews(tmp_path_factory.mktemp("data") / "test.jsonl", 40, seed=1)
 
 
 def test_evaluate_prints_a_table_and_writes_json_and_a_plot(model: Path, data: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ENVIRONMENT, run, save_model, write_reviews
+from commands import ENVIRONMENT, run
 from sources import jsonl, write
 
 from stretto import AdaptiveModel, StrettoError
@@ -27,16 +27,6 @@ ODD_TEXTS = [
     'he said "no", twice',
     "[red]not markup",
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model") / "saved")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_reviews(tmp_path_factory.mktemp("data") / "test.jsonl", 40, seed=1)
 
 
 def test_predict_from_file_to_file_keeps_order_and_texts(model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""What the tests of the command line share: a saved encoder, a saved model and labelled reviews."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import save_encoder, save_model, write_reviews
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "saved")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """test.jsonl, with train.jsonl beside it."""
+    folder = tmp_path_factory.mktemp("data")
+    write_reviews(folder / "train.jsonl", 64)
+    return write_reviews(folder / "test.jsonl", 40, seed=1)
