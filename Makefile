@@ -1,6 +1,6 @@
 # make demo    the whole job on an example (about five minutes after the installation)
 # make test    what CI runs: lint, format, types, tests
-# make bench   the engine benchmark (about an hour)
+# make bench   the engine benchmark (about 25 minutes)
 # make lint    lint, format and types only
 # make venv    the pinned environment in .venv
 # make clean   remove what was built or cached (keeps .venv and demo-output)

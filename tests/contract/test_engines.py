@@ -213,3 +213,11 @@ def test_position_zero_survives_any_decision() -> None:
         random_inputs([6]), method_for(backbone, Chances(drop_before=1.0, drop_between=1.0), 0, [0]), 0.0
     )
     assert output.trace.n_key.tolist() == [[1, 1, 1, 1]]
+
+
+def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, inputs = tiny_backbone("bert"), random_inputs([9, 30, 17, 5])
+    method = method_for(backbone, Chances(drop_between=0.3, exit=0.2), 4, list(range(4)))
+    whole = PackedEngine(backbone).run(inputs, method, 0.0, keep_hidden=True)
+    monkeypatch.setattr("stretto.engine.packed.CHUNK_ROWS", 16)
+    assert_same(PackedEngine(backbone).run(inputs, method, 0.0, keep_hidden=True), whole)
