@@ -59,7 +59,8 @@ def draw(path: Path) -> None:
         axes.set_ylabel(panel["metric"], fontsize=8)
         axes.tick_params(labelsize=8)
         axes.set_xlim(0, 1.02)
-        axes.set_ylim(panel["full"] - 10, panel["full"] + 1)  # what falls further is of no use
+        best = max([panel["full"], *(score for curve in panel["curves"].values() for _, score in curve)])
+        axes.set_ylim(panel["full"] - 10, best + 1)  # what falls further is of no use
         axes.grid(color="0.92")
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
