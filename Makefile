@@ -1,6 +1,6 @@
-# make demo    the whole job on an example (about five minutes after the installation)
+# make demo    the whole job on an example
 # make test    what CI runs: lint, format, types, tests
-# make bench   the engine benchmark (about 25 minutes)
+# make bench   the engine benchmark (tens of minutes; goes on where it stopped)
 # make lint    lint, format and types only
 # make venv    the pinned environment in .venv
 # make clean   remove what was built or cached (keeps .venv and demo-output)

@@ -12,7 +12,7 @@ from stretto.cli.output import STDOUT, numbers, on_terminal, open_model, words, 
 from stretto.errors import StrettoError
 
 ENGINE_EXAMPLES = """
-stretto bench engine --json engine.json            # about 25 minutes; the same command goes on after a stop
+stretto bench engine --json engine.json            # tens of minutes; the same command goes on after a stop
 stretto bench engine --shapes minilm-l6 --mixes sst --batches 1,32 --no-onnx
 """
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 #: The FFN's wide matrix is made for this many rows at a time: a larger one would be fresh memory at every call, and
-#: the page faults cost more than the products gain (int8, batch 32: 12 %).
+#: the page faults cost more than the products gain.
 CHUNK_ROWS = 512
 
 
