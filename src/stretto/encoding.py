@@ -21,6 +21,9 @@ Feature = dict[str, list[int]]  # input_ids, attention_mask and perhaps token_ty
 #: 100 bytes until the call's result is let go.
 CHUNK = 1024
 
+#: The label of a token that has none: padding, special tokens, all but the first piece of a word.
+IGNORED = -100
+
 #: Backbones that count positions from pad_token_id + 1 rather than from 0.
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
 
@@ -103,20 +106,28 @@ def _kept(sides: list[int | None], max_length: int, truncation_side: str) -> lis
 class EncodedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Features with their labels and numbers, as `transformers.Trainer` and a DataLoader want them."""
 
-    def __init__(self, features: Sequence[Feature], labels: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        labels: Sequence[Any] | None = None,
+        notes: dict[str, list[Tensor]] | None = None,
+    ) -> None:
         if labels is not None and len(labels) != len(features):
             raise StrettoError(
                 f"Expected a label for each of {len(features)} inputs, got {len(labels)}. Pass both whole."
             )
         self.features = features
         self.labels = labels
+        self.notes = notes or {}
+        """What a method knows of each token: per name a tensor [n tokens] for each input."""
 
     def __len__(self) -> int:
         return len(self.features)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         labels = {} if self.labels is None else {"labels": self.labels[index]}
-        return {**self.features[index], **labels, "example_id": index}
+        notes = {name: values[index].tolist() for name, values in self.notes.items()}
+        return {**self.features[index], **notes, **labels, "example_id": index}
 
 
 def collate(pad_token_id: int) -> Callable[[Sequence[dict[str, Any]]], dict[str, Tensor]]:
@@ -129,9 +140,9 @@ def _collate(pad_token_id: int, items: Sequence[dict[str, Any]]) -> dict[str, Te
     batch: dict[str, Tensor] = {}
     for name, value in items[0].items():
         if isinstance(value, list):  # [batch, longest]
-            fill = pad_token_id if name == "input_ids" else 0
+            fill = {"input_ids": pad_token_id, "labels": IGNORED}.get(name, 0)
             batch[name] = torch.tensor([item[name] + [fill] * (longest - len(item[name])) for item in items])
-        else:  # [batch]
+        else:  # [batch], or [batch, k] of tuples
             dtype = torch.float32 if isinstance(value, float) else torch.long
             batch[name] = torch.tensor([item[name] for item in items], dtype=dtype)
     return batch

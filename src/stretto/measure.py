@@ -37,7 +37,8 @@ def flops(trace: Trace, backbone: Backbone) -> Tensor:
 def full_flops(lengths: Tensor, backbone: Backbone) -> Tensor:
     """[B] FLOPs of the full model on unpadded sequences of these lengths ([B]), final head included."""
     layer = layer_macs(backbone.d, backbone.ffn_size, lengths, lengths, lengths)
-    return 2 * (backbone.n_layers * layer + lengths * backbone.embedding_macs + backbone.head_macs)
+    answers = 1 if backbone.token_head is None else lengths
+    return 2 * (backbone.n_layers * layer + lengths * backbone.embedding_macs + answers * backbone.head_macs)
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,12 @@ class AdaptiveModel(nn.Module):
         )
         write_folder(Path(path), folder, self.encoder, self.tokenizer, self.method, self.task)
 
+    def train(self, mode: bool = True) -> AdaptiveModel:
+        if mode:
+            self._packed = None  # fused optimizers change weights without raising their version
+        super().train(mode)
+        return self
+
     @property
     def packed(self) -> PackedEngine:
         """The fast engine, laid out anew whenever a weight has changed since."""

@@ -18,12 +18,14 @@ from stretto.errors import StrettoError
 
 Point = Literal["before", "between", "after"]
 
-#: Which verbs may be said at which point of a layer.
+#: Which verbs may be said at which point of a layer. The soft ones are for training: only the reference engine,
+#: which computes everything anyway, takes them.
 VERBS: dict[Point, frozenset[str]] = {
-    "before": frozenset({"drop", "freeze"}),
-    "between": frozenset({"drop"}),
+    "before": frozenset({"drop", "freeze", "attention_bias"}),
+    "between": frozenset({"drop", "output_factor"}),
     "after": frozenset({"exit"}),
 }
+SOFT = frozenset({"attention_bias", "output_factor"})
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Inputs:
     token_type_ids: Tensor | None = None
     protected: Tensor | None = None
     """[batch, columns] bool: tokens that may never be dropped, besides position 0, which never may."""
+    notes: dict[str, Tensor] = field(default_factory=dict)
+    """What is known of each token before the first layer, [batch, columns] each; becomes `State.row_notes`."""
 
     def __post_init__(self) -> None:
         if self.input_ids.dim() != 2 or self.input_ids.shape != self.attention_mask.shape:
@@ -51,8 +55,14 @@ class Inputs:
     def to(self, device: torch.device) -> Inputs:
         if self.input_ids.device == device:
             return self
-        moved = {name: None if value is None else value.to(device) for name, value in vars(self).items()}
-        return Inputs(**moved)  # type: ignore[arg-type]
+
+        def move(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value.to(device)
+
+        return Inputs(
+            self.input_ids.to(device), self.attention_mask.to(device), move(self.token_type_ids), move(self.protected),
+            {name: note.to(device) for name, note in self.notes.items()},
+        )  # fmt: skip
 
     @property
     def positions(self) -> Tensor:
@@ -62,27 +72,38 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a method wants done now. `drop` and `freeze` are bool [N], `exit` is bool [B]; None says nothing."""
+    """What a method wants done now; None says nothing."""
 
     drop: Tensor | None = None
+    """[N] bool: rows that leave."""
     freeze: Tensor | None = None
+    """[N] bool: rows that are no longer updated."""
     exit: Tensor | None = None
+    """[B] bool: sequences that are answered now."""
+    attention_bias: Tensor | None = None
+    """[N] soft drop: added to every attention score on this row, in this layer and all later ones."""
+    output_factor: Tensor | None = None
+    """[N] soft drop: a factor on what the row's attention block puts out, before the FFN."""
 
-    def check(self, state: State) -> None:
-        """Refuse a verb that does not belong to this point, or a tensor of the wrong shape."""
-        for verb, count in (("drop", state.n_rows), ("freeze", state.n_rows), ("exit", state.n_sequences)):
-            said = getattr(self, verb)
-            if said is None:
-                continue
-            if verb not in VERBS[state.point]:
+    @property
+    def said(self) -> dict[str, Tensor]:
+        return {verb: value for verb, value in vars(self).items() if value is not None}
+
+    def check(self, state: State, *, soft: bool) -> None:
+        """Refuse a verb that does not belong to this point or engine, or a tensor of the wrong shape."""
+        for verb, value in self.said.items():
+            if verb not in VERBS[state.point] or (verb in SOFT and not soft):
+                able = sorted(VERBS[state.point] if soft else VERBS[state.point] - SOFT)
                 raise StrettoError(
-                    f"Expected one of {sorted(VERBS[state.point])} {state.point} a layer, got '{verb}'. "
-                    "Return it from decide() at another point."
+                    f"Expected one of {able} {state.point} a layer{'' if soft else ' of the packed engine'}, got "
+                    f"'{verb}'. Return it from decide() at another point, and soft verbs only while training."
                 )
-            if said.dtype != torch.bool or said.shape != (count,):
+            count = state.n_sequences if verb == "exit" else state.n_rows
+            fits = value.is_floating_point() if verb in SOFT else value.dtype == torch.bool
+            if not fits or value.shape != (count,):
                 raise StrettoError(
-                    f"Expected '{verb}' to be a bool tensor of shape [{count}], "
-                    f"got {said.dtype} {tuple(said.shape)}. Return one entry per live "
+                    f"Expected '{verb}' to be a {'float' if verb in SOFT else 'bool'} tensor of shape [{count}], "
+                    f"got {value.dtype} {tuple(value.shape)}. Return one entry per live "
                     f"{'sequence' if verb == 'exit' else 'row'}."
                 )
 
@@ -225,7 +246,7 @@ class Output:
     """What an engine returns for a batch."""
 
     logits: Tensor
-    """[B, C]"""
+    """[B, C]; for tasks that answer every token [B, T, C], column = position."""
     trace: Trace
     hidden: Tensor | None = None
     """[B, T, d] last state of each token, column = position; zeros where a token was dropped and not restored."""

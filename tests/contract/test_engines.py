@@ -86,7 +86,8 @@ def assert_same(a: Output, b: Output) -> None:
 
 
 def rows_of(inputs: Inputs, index: list[int]) -> Inputs:
-    return Inputs(**{name: None if value is None else value[index] for name, value in vars(inputs).items()})
+    tensors = {name: value[index] for name, value in vars(inputs).items() if isinstance(value, torch.Tensor)}
+    return Inputs(**tensors)
 
 
 def protecting(inputs: Inputs, positions: frozenset[int]) -> Inputs:

@@ -30,13 +30,13 @@ class LayerModules:
 
 
 class Backbone(ABC):
-    """An encoder with a sequence-classification head. B sequences, T columns, d hidden size, C labels."""
+    """An encoder with a head for sequences or for tokens. B sequences, T columns, d hidden size, C labels."""
 
     model_types: ClassVar[tuple[str, ...]]
     """`config.model_type` values this class serves."""
 
     def __init__(self, model: Any) -> None:
-        self.model = model  # the Hugging Face …ForSequenceClassification
+        self.model = model  # the Hugging Face …ForSequenceClassification, …ForTokenClassification, …
         self.encoder = model.base_model
         self.config = model.config
         self.layers: list[Any] = self.list_layers()
@@ -45,6 +45,8 @@ class Backbone(ABC):
         self.n_heads = int(self.config.num_attention_heads)
         self.ffn_size = self.modules(0).ffn_in.out_features
         self.n_labels = int(self.config.num_labels)
+        self.token_head: nn.Linear | None = token_head(model)
+        """The head of a model that answers every token; None if it answers sequences."""
 
     def list_layers(self) -> list[Any]:
         """The layers in the order they run."""
@@ -72,11 +74,17 @@ class Backbone(ABC):
 
     @abstractmethod
     def head_modules(self) -> list[nn.Module]:
-        """The modules of the final head (they learn from scratch, and their cost is counted)."""
+        """The modules of the sequence head (their cost is counted)."""
 
     @abstractmethod
     def classify(self, first_rows: Tensor) -> Tensor:
-        """The final head on the states of position 0: [B, d] -> [B, C]."""
+        """The sequence head on the states of position 0: [B, d] -> [B, C]."""
+
+    def label_tokens(self, rows: Tensor) -> Tensor:
+        """The token head on any rows: […, d] -> […, C]."""
+        assert self.token_head is not None
+        dropout = getattr(self.model, "dropout", None)
+        return self.token_head(rows if dropout is None else dropout(rows))
 
     def pooler(self) -> nn.Linear | None:
         """A pretrained Linear(d, d) that pools position 0, to initialise exits from; None where there is none."""
@@ -89,6 +97,14 @@ class Backbone(ABC):
 
     @property
     def head_macs(self) -> int:
-        """Multiply-adds of the final head for one sequence."""
-        linears = (m for module in self.head_modules() for m in module.modules() if isinstance(m, nn.Linear))
+        """Multiply-adds of the final head, for one sequence or (token head) for one token."""
+        heads = self.head_modules() if self.token_head is None else [self.token_head]
+        linears = (m for module in heads for m in module.modules() if isinstance(m, nn.Linear))
         return sum(linear.weight.numel() for linear in linears)
+
+
+def token_head(model: Any) -> nn.Linear | None:
+    """The Linear with which a Hugging Face model answers every token, by the names all architectures use."""
+    if type(model).__name__.endswith("ForTokenClassification"):
+        return model.classifier
+    return getattr(model, "qa_outputs", None)

@@ -136,7 +136,7 @@ class PackedEngine:
             rows = take(rows, run.state.select_rows(keep))
         if (done := run.all_frozen()) is not None:
             live = rows[: run.state.n_rows]
-            rows = take(rows, run.leave(done, live, run.final_logits(done, live)))
+            rows = take(rows, run.leave(done, live))
         return rows
 
     def _layer(self, run: Run, layer: int, rows: Tensor, bias_table: Tensor | None) -> Tensor:

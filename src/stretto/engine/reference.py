@@ -1,11 +1,13 @@
 """The reference engine: padded, masked, differentiable, and short enough to be believed.
 
 It runs the Hugging Face modules on whole [B, T, d] tensors and expresses every verb as a mask. It is used
-for training and as the oracle that the packed engine must equal; it saves no time.
+for training and as the oracle that the packed engine must equal. It saves no time but one: columns that are empty in
+all sequences are given up, so that training with dropped tokens is not slower than it must be.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,94 +16,143 @@ from torch import Tensor
 
 from stretto.backbones import Backbone
 from stretto.engine.run import Run
-from stretto.state import Inputs, Output
+from stretto.state import Inputs, Output, State
 
 if TYPE_CHECKING:
     from stretto.methods.base import Method
+
+
+class PaddedTable:
+    """The live rows of a batch in padded form: where each stands, and its state."""
+
+    def __init__(self, hidden: Tensor, inputs: Inputs, state: State) -> None:
+        self.state, self.hidden = state, hidden  # [B, T, d]
+        self.position = inputs.positions  # [B, T]
+        self.bias = hidden.new_zeros(hidden.shape[:2])  # [B, T] soft attention bias
+        # [N] column of each live row: left padding shifts a sequence to the right
+        self.column = inputs.attention_mask.argmax(dim=1)[state.ids[state.sequence]] + state.position
+
+    @property
+    def cells(self) -> tuple[Tensor, Tensor]:
+        """Where the live rows stand in [B, T]."""
+        return self.state.ids[self.state.sequence], self.column
+
+    @property
+    def rows(self) -> Tensor:
+        """[N, d]"""
+        return self.hidden[self.cells]
+
+    @property
+    def live(self) -> Tensor:
+        """[B, T] bool"""
+        return self.spread(torch.ones_like(self.column, dtype=torch.bool))
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[N] over live rows -> [B, T], zero elsewhere."""
+        table = values.new_zeros(self.hidden.shape[:2])
+        return table.index_put(self.cells, values)
+
+    def keep(self, index: Tensor | None) -> None:
+        """Only the rows at `index` stay (None: all). Columns that no sequence needs any more are given up."""
+        if index is None:
+            return
+        state, self.column = self.state, self.column[index]
+        width = int(state.lengths.max()) if state.n_sequences else 0
+        if width == self.hidden.shape[1] or width == 0:
+            return
+        old = self.cells
+        self.column = torch.arange(state.n_rows, device=self.column.device) - state.starts[state.sequence]
+        for name in ("hidden", "position", "bias"):
+            values = getattr(self, name)
+            narrow = values.new_zeros(len(values), width, *values.shape[2:])
+            setattr(self, name, narrow.index_put(self.cells, values[old]))
 
 
 class ReferenceEngine:
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
 
-    def hidden_states(self, inputs: Inputs, depth: int | None = None) -> list[Tensor]:
-        """Nothing decided: [B, T, d] after the embeddings and after each of the first `depth` layers (default: all)."""
-        hidden = self._embed(inputs)
-        bias = self._bias(inputs, inputs.attention_mask.bool())
+    def hidden_states(self, inputs: Inputs, depth: int | None = None, embedded: Tensor | None = None) -> list[Tensor]:
+        """Nothing decided: [B, T, d] after the embeddings and after each of the first `depth` layers (default: all).
+
+        `embedded` ([B, T, d]) may stand in for the embeddings' own output."""
+        hidden = self.embed(inputs) if embedded is None else embedded
+        visible = inputs.attention_mask.bool()
+        bias = self._bias(inputs.positions, visible, hidden.new_zeros(visible.shape))
         states = [hidden]
         for layer in range(self.backbone.n_layers if depth is None else depth):
             hidden = self.backbone.feed_forward(layer, self.backbone.attend(layer, hidden, bias))
             states.append(hidden)
         return states
 
-    def run(self, inputs: Inputs, method: Method, dial: float | Tensor, *, keep_hidden: bool = False) -> Output:
-        run = Run(self.backbone, method, inputs, dial, keep_hidden=keep_hidden)
-        state = run.state
-        batch, columns = inputs.input_ids.shape
-        # column in the padded tensors of each position: left padding shifts a sequence to the right
-        first_column = inputs.attention_mask.argmax(dim=1)
-        hidden = self._embed(inputs)
-
-        def cells() -> tuple[Tensor, Tensor]:
-            """Where the live rows stand in [B, T]."""
-            sequence = state.ids[state.sequence]
-            return sequence, first_column[sequence] + state.position
-
-        def mark(which: Tensor) -> Tensor:
-            """[N] bool over live rows -> [B, T] bool."""
-            marked = torch.zeros(batch, columns, dtype=torch.bool, device=hidden.device)
-            sequence, column = cells()
-            marked[sequence[which], column[which]] = True
-            return marked
-
+    def run(
+        self, inputs: Inputs, method: Method, dial: float | Tensor, *,
+        keep_hidden: bool = False, skip: Collection[int] = (),
+    ) -> Output:  # fmt: skip
+        """What the packed engine computes, differentiably. Layers in `skip` (from 1) are left out for all sequences."""
+        run = Run(self.backbone, method, inputs, dial, keep_hidden=keep_hidden, soft=True)
+        table = PaddedTable(self.embed(inputs), inputs, run.state)
         for layer in range(1, self.backbone.n_layers + 1):
-            rows = hidden[cells()]
-            decision = run.ask("before", layer, rows)
-            keep = run.drop(decision, rows)
-            run.freeze(decision)
-            if keep is not None:
-                state.select_rows(keep)
-            if (done := run.all_frozen()) is not None:
-                rows = hidden[cells()]
-                run.leave(done, rows, run.final_logits(done, rows))
+            if layer not in skip:
+                self._layer(run, layer, table)
             if run.finished:
                 break
-
-            live = torch.ones_like(state.frozen)
-            bias = self._bias(inputs, mark(live))
-            updated = ~state.frozen
-            n_query = torch.bincount(state.sequence[updated], minlength=state.n_sequences)
-
-            rows = hidden[cells()]
-            received = partial(self._attention_received, layer, hidden, bias, mark(updated), cells())
-            keep = run.drop(run.ask("between", layer, rows, attention_received=received), rows)
-            kept = updated if keep is None else updated & keep
-            run.count(layer, n_query, torch.bincount(state.sequence[kept], minlength=state.n_sequences))
-            new = self.backbone.feed_forward(layer - 1, self.backbone.attend(layer - 1, hidden, bias))
-            hidden = torch.where(mark(kept).unsqueeze(-1), new, hidden)  # frozen rows keep their copied state
-            if keep is not None:
-                state.select_rows(keep)
-
-            run.after(layer, hidden[cells()])
+            table.keep(run.after(layer, table.rows))
             if run.finished:
                 break
         return run.output()
 
-    def _embed(self, inputs: Inputs) -> Tensor:
+    def _layer(self, run: Run, layer: int, table: PaddedTable) -> None:
+        state = run.state
+        decision = run.ask("before", layer, table.rows)
+        keep = run.drop(decision, table.rows)
+        run.freeze(decision)
+        if decision.attention_bias is not None:
+            table.bias = table.bias + table.spread(decision.attention_bias)
+        if keep is not None:
+            table.keep(state.select_rows(keep))
+        if (done := run.all_frozen()) is not None:
+            table.keep(run.leave(done, table.rows))
+        if run.finished:
+            return
+
+        bias = self._bias(table.position, table.live, table.bias)
+        updated = ~state.frozen
+        n_query = torch.bincount(state.sequence[updated], minlength=state.n_sequences)
+        received = partial(self._attention_received, layer, table.hidden, bias, table.spread(updated), table.cells)
+        decision = run.ask("between", layer, table.rows, attention_received=received)
+        keep = run.drop(decision, table.rows)
+        renewed = updated if keep is None else updated & keep
+        run.count(layer, n_query, torch.bincount(state.sequence[renewed], minlength=state.n_sequences))
+
+        old, table.hidden = table.hidden, self.backbone.attend(layer - 1, table.hidden, bias)
+        if decision.output_factor is not None:
+            table.hidden = table.hidden * table.spread(decision.output_factor - 1).add(1).unsqueeze(-1)
+        # frozen rows keep the state they have: their column of `old` comes back after the FFN
+        if run.any_frozen:
+            frozen = table.spread(state.frozen).unsqueeze(-1)
+            table.hidden = torch.where(frozen, old, self.backbone.feed_forward(layer - 1, table.hidden))
+            table.keep(None if keep is None else state.select_rows(keep))
+        else:  # attention at the old length, the FFN at the new one
+            table.keep(None if keep is None else state.select_rows(keep))
+            table.hidden = self.backbone.feed_forward(layer - 1, table.hidden)
+
+    def embed(self, inputs: Inputs) -> Tensor:
+        """[B, T, d]"""
         return self.backbone.embed(inputs.input_ids, inputs.token_type_ids, inputs.positions)
 
-    def _bias(self, inputs: Inputs, visible: Tensor) -> Tensor:
-        """Additive attention bias that hides all columns but `visible` ([B, T] bool): [B, 1 or heads, 1 or T, T]."""
-        weight = self.backbone.modules(0).query.weight
-        bias = torch.zeros(visible.shape, dtype=weight.dtype, device=weight.device)
-        bias = bias.masked_fill(~visible, torch.finfo(weight.dtype).min)[:, None, None, :]
-        table = self.backbone.position_bias(visible.shape[1])
+    def _bias(self, position: Tensor, visible: Tensor, soft: Tensor) -> Tensor:
+        """Additive attention bias that hides all columns but `visible` ([B, T] bool) and adds `soft` ([B, T]).
+
+        [B, 1 or heads, 1 or T, T]; `position` is [B, T]."""
+        bias = soft.masked_fill(~visible, torch.finfo(soft.dtype).min)[:, None, None, :]
+        table = self.backbone.position_bias(int(position.max()) + 1)
         if table is None:
             return bias
-        positions = inputs.positions
-        relative = table[:, positions[:, :, None], positions[:, None, :]]  # [heads, B, T, T]
+        relative = table[:, position[:, :, None], position[:, None, :]]  # [heads, B, T, T]
         return bias + relative.transpose(0, 1)
 
+    @torch.no_grad()  # scores only rank
     def _attention_received(
         self, layer: int, hidden: Tensor, bias: Tensor, queries: Tensor, cells: tuple[Tensor, Tensor]
     ) -> Tensor:

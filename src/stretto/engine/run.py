@@ -34,6 +34,7 @@ def first_state(inputs: Inputs, dial: float | Tensor, order: Tensor | None = Non
     if inputs.protected is not None:
         protected = protected | inputs.protected[ids[sequence], column]
     lengths = mask.sum(dim=1)
+    row_notes = {name: note[ids[sequence], column] for name, note in inputs.notes.items()}
     dials = torch.as_tensor(dial, dtype=torch.float64, device=mask.device).expand(len(mask))
     return State(
         layer=0,
@@ -48,6 +49,7 @@ def first_state(inputs: Inputs, dial: float | Tensor, order: Tensor | None = Non
         dial=dials[ids],
         lengths=lengths[ids],
         spent=torch.zeros_like(ids),
+        row_notes=row_notes,
     )
 
 
@@ -90,15 +92,19 @@ class Run:
         *,
         order: Tensor | None = None,
         keep_hidden: bool = False,
+        soft: bool = False,
     ) -> None:
-        self.backbone, self.method = backbone, method
+        self.backbone, self.method, self.soft = backbone, method, soft
         self.state = first_state(inputs, dial, order)
         batch, columns = inputs.input_ids.shape
         self.trace = Trace.empty(inputs.attention_mask.sum(dim=1), backbone.n_layers)
         self.trace.decider_macs += self.trace.lengths * backbone.embedding_macs
         weight = backbone.modules(0).query.weight
-        self.logits = weight.new_zeros(batch, backbone.n_labels)
-        self.shelf = weight.new_zeros(batch * columns, backbone.d) if keep_hidden else None
+        self.answers_tokens = backbone.token_head is not None
+        shape = (batch, columns) if self.answers_tokens else (batch,)
+        self.logits = weight.new_zeros(*shape, backbone.n_labels)
+        self.shelf = weight.new_zeros(batch * columns, backbone.d) if keep_hidden or self.answers_tokens else None
+        self.all_rows = self.state.row_ids
         self.any_frozen = False
 
     @property
@@ -117,7 +123,7 @@ class Run:
         state.point, state.layer, state.rows = point, layer, rows
         state.providers = dict(providers)
         decision = self.method.decide(state) or NOTHING
-        decision.check(state)
+        decision.check(state, soft=self.soft)
         self._settle()
         return decision
 
@@ -133,7 +139,7 @@ class Run:
         dropped = decision.drop & ~self.state.protected
         if not bool(dropped.any()):
             return None
-        if self.method.restore:
+        if self.method.restore or self.answers_tokens:
             self._shelve(dropped, rows)
         return ~dropped
 
@@ -159,36 +165,42 @@ class Run:
         self.trace.n_key[ids, column] = self.state.lengths
         self.trace.n_ffn[ids, column] = n_ffn
 
-    def leave(self, leaving: Tensor, rows: Tensor, logits: Tensor) -> Tensor:
-        """Sequences `leaving` ([B] bool) are answered by `logits` ([leaving, C]). Returns indices of rows that stay."""
-        self.logits[self.state.ids[leaving]] = logits.to(self.logits.dtype)
+    def leave(self, leaving: Tensor, rows: Tensor, logits: Tensor | None = None) -> Tensor:
+        """Sequences `leaving` ([B] bool) are answered by `logits` ([leaving, C]), or by the final head if None.
+
+        Returns the indices of the rows that stay."""
+        ids = self.state.ids[leaving]
+        if logits is None and not self.answers_tokens:  # tokens are answered in the end, all together
+            self.trace.decider_macs[ids] += self.backbone.head_macs
+            logits = self.backbone.classify(rows[self.state.starts[leaving]])
+        if logits is not None:
+            self.logits[ids] = logits.to(self.logits.dtype)
         self._shelve(leaving[self.state.sequence], rows)
         return self.state.select_sequences(~leaving)
-
-    def final_logits(self, leaving: Tensor, rows: Tensor) -> Tensor:
-        """[leaving, C] from the final head, its cost booked."""
-        self.trace.decider_macs[self.state.ids[leaving]] += self.backbone.head_macs
-        return self.backbone.classify(rows[self.state.starts[leaving]])
 
     def after(self, layer: int, rows: Tensor) -> Tensor | None:
         """Exits after `layer`. Returns the indices of the rows that stay, or None if all do."""
         state = self.state
         if layer == self.backbone.n_layers:
-            everyone = torch.ones_like(state.ids, dtype=torch.bool)
-            return self.leave(everyone, rows, self.final_logits(everyone, rows))
+            return self.leave(torch.ones_like(state.ids, dtype=torch.bool), rows)
         exit_here = None if self.method.exits is None else LayerExit(self.method.exits, layer, rows, state)
         leaving = self.ask("after", layer, rows, **(exit_here.providers if exit_here else {})).exit
         if leaving is None or not bool(leaving.any()):
             return None
-        if exit_here is None:
-            logits = self.final_logits(leaving, rows)
-        else:
+        logits = None
+        if exit_here is not None:
             logits = exit_here.answers(leaving)
             self._settle()
         return self.leave(leaving, rows, logits)
 
     def output(self) -> Output:
-        hidden = None if self.shelf is None else self.shelf.view(len(self.logits), -1, self.backbone.d)
+        if self.answers_tokens:
+            assert self.shelf is not None
+            self.trace.decider_macs += self.trace.lengths * self.backbone.head_macs
+            self.logits.view(-1, self.backbone.n_labels)[self.all_rows] = self.backbone.label_tokens(
+                self.shelf[self.all_rows]
+            )
+        hidden = None if self.shelf is None else self.shelf.view(len(self.trace.lengths), -1, self.backbone.d)
         return Output(self.logits, self.trace, hidden)
 
     def _shelve(self, which: Tensor, rows: Tensor) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from stretto.methods.base import Dial, Method, Pass, Shape, Stage
+from stretto.methods.base import Dial, Method, Pass, Shape, Stage, TrainingBatch
 from stretto.methods.branchynet import BranchyNet
+from stretto.methods.constant_ratio import ConstantRatio
 from stretto.methods.deebert import DeeBERT
 from stretto.methods.full import Full
 from stretto.methods.halting import Halting
+from stretto.methods.length_adaptive import LengthAdaptive
 from stretto.methods.lte import LTE
 from stretto.methods.pabee import PABEE
 from stretto.methods.shallow_deep import ShallowDeep
 from stretto.methods.static_depth import StaticDepth
 from stretto.registry import Registry
 
+ALL: tuple[type[Method], ...] = (
+    Full, StaticDepth, ConstantRatio,
+    DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE,
+    LengthAdaptive,
+)  # fmt: skip
+
 METHODS: Registry[type[Method]] = Registry(
-    "method",
-    {m.name: m for m in (Full, StaticDepth, DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE)},
-    hint="`stretto methods` describes them.",
+    "method", {method.name: method for method in ALL}, hint="`stretto methods` describes them."
 )
 
-__all__ = ["METHODS", "Dial", "Method", "Pass", "Shape", "Stage"]
+__all__ = ["METHODS", "Dial", "Method", "Pass", "Shape", "Stage", "TrainingBatch"]

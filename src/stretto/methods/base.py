@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from stretto.errors import StrettoError
 from stretto.methods.exits import ExitHeads
-from stretto.state import Decision, Point, State
+from stretto.state import Decision, Inputs, Output, Point, State
 from stretto.tasks import Task
+
+if TYPE_CHECKING:
+    from stretto.engine.reference import ReferenceEngine
+
+#: Notes on training tokens by name: for each example a tensor with one entry per token.
+Notes = dict[str, list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,15 @@ class Stage:
     """Exits (layers 1..L-1) whose answers this stage's loss reads."""
     final: bool = True
     """Whether it also reads the final head's answer (if not, the layers above the last exit read do not run)."""
-    best_by: Literal["score", "loss"] = "score"
-    """Dev criterion for the best checkpoint: mean task score of all answers read, or the stage's own loss."""
+    best_by: Literal["score", "loss", "saving", "last"] = "score"
+    """Which checkpoint is kept: best mean dev score of all answers read, best dev loss, cheapest on dev within
+    `SAVING_LOSS` points of the score before the stage, or simply the last."""
+    decides: bool = False
+    """Whether the method's verbs act while it learns: `Method.learn` then takes the place of `Method.loss`."""
+    dials: tuple[float, ...] = ()
+    """Dials at which the dev data are scored, if the stage reads no exits; none means off."""
+    rates: tuple[tuple[str, float], ...] = ()
+    """Learning rates of single parameters of the method, by the beginning of their name; they are not decayed."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,20 @@ class Pass:
     """[E, B, d] what each exit read."""
     step: int
     """Optimizer steps taken in this stage."""
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """What a training step of a stage that decides gives a method: a batch, and ways to run it."""
+
+    inputs: Inputs
+    labels: Tensor
+    run: Callable[..., Output]
+    """run(dial, skip=()) runs the batch on the reference engine, with gradients, leaving out the layers in `skip`."""
+    step: int
+    """Optimizer steps taken in this stage."""
+    epoch: float
+    """Epochs done in this stage; a fraction within one."""
 
 
 class Method(nn.Module):
@@ -100,9 +128,9 @@ class Method(nn.Module):
     def __init__(self, config: Any, shape: Shape, task: Task) -> None:
         super().__init__()
         if task.name not in self.tasks:
-            able = ", ".join(self.tasks)
             raise StrettoError(
-                f"Expected a task that {self.name} supports ({able}), got {task.name}. For regression use pabee or lte."
+                f"Expected a task that {self.name} can do ({', '.join(self.tasks)}), got {task.name}. "
+                f"Methods that can do it: {', '.join(able(task.name))}."
             )
         self.config, self.shape, self.task = config, shape, task
         self.exits: ExitHeads | None = None
@@ -124,6 +152,27 @@ class Method(nn.Module):
         """The scalar a stage minimises; here the final head's own loss, as in ordinary fine-tuning."""
         return self.losses(forward, labels)[-1]
 
+    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
+        """The scalar that a stage with `decides` minimises; here the task's loss with the dial as in `stage.dials`."""
+        logits = batch.run(stage.dials[0]).logits
+        return self.task.loss(logits, batch.labels).mean()
+
+    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterator[tuple[Inputs, Tensor]]) -> Notes:
+        """Before a stage: what the method wants to know of each training token, as `Inputs.notes` while it learns.
+
+        `batches` are the training examples in order, with their labels; one list entry [n tokens] per example."""
+        return {}
+
+    def after_step(self, stage: Stage) -> None:
+        """After each optimizer step: put parameters back into their range."""
+
     def losses(self, forward: Pass, labels: Tensor) -> Tensor:
         """[E + 1] mean loss of every answer."""
         return torch.stack([self.task.loss(logits, labels).mean() for logits in forward.logits])
+
+
+def able(task: str) -> list[str]:
+    """The methods that can do a task."""
+    from stretto.methods import METHODS
+
+    return [name for name in METHODS if task in METHODS[name].tasks]

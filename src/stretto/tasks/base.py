@@ -48,6 +48,14 @@ class Task(ABC):
         """[B, C] and [B] to the loss of each example, [B]."""
 
     @abstractmethod
+    def distillation(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+        """How far the student's logits are from the teacher's, for each example: [B]. Labels say what is to be read."""
+
+    @abstractmethod
+    def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """[B] the logit of the right answer: its gradient shows what the answer hangs on (`stretto.saliency`)."""
+
+    @abstractmethod
     def decode(self, logits: Tensor) -> list[Answer]:
         """[B, C] to B answers."""
 
@@ -68,6 +76,12 @@ class Task(ABC):
             "label2id": {name: i for i, name in enumerate(names)},
             "problem_type": self.problem_type,
         }
+
+
+def kl(teacher: Tensor, student: Tensor) -> Tensor:
+    """[…, C] logits -> […] KL(teacher ‖ student) = Σ p_t (log p_t - log p_s)."""
+    log_t, log_s = teacher.log_softmax(dim=-1), student.log_softmax(dim=-1)
+    return (log_t.exp() * (log_t - log_s)).sum(dim=-1)
 
 
 def as_arrays(logits: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[Any]]:

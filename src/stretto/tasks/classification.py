@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from stretto.errors import StrettoError
 from stretto.tasks import metrics
-from stretto.tasks.base import Answer, ArrayLike, Task, as_arrays
+from stretto.tasks.base import Answer, ArrayLike, Task, as_arrays, kl
 
 
 class Classification(Task):
@@ -30,6 +30,12 @@ class Classification(Task):
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(logits, labels, reduction="none")  # [B]
+
+    def distillation(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+        return kl(teacher, student)
+
+    def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
     def decode(self, logits: Tensor) -> list[Answer]:
         answers = []

@@ -30,6 +30,12 @@ class Regression(Task):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return (logits[:, 0] - labels.to(logits.dtype)).square()  # [B]
 
+    def distillation(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+        return (student[:, 0] - teacher[:, 0]).square()
+
+    def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return logits[:, 0]  # the one number there is
+
     def decode(self, logits: Tensor) -> list[Answer]:
         return [Answer(value, None, None) for value in logits[:, 0].tolist()]
 

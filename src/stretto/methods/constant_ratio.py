@@ -1,0 +1,69 @@
+"""Constant ratio: every layer keeps the same part of its tokens. What a searched configuration has to beat.
+
+The model is trained as a Length-Adaptive Transformer; only the configuration is simpler. With other choices of
+tokens (`select`) it also serves as the comparison of selections at equal cost.
+
+Kim, Cho: *Length-Adaptive Transformer*, ACL 2021 (the comparison in its Figure 3 and Table 2).
+
+    l_i = r^i n                                                    -> `constant_ratio_lengths`
+    keep the highest: attention received, chance, or saliency      -> `ConstantRatio.score`
+
+Differs from the paper: chance and saliency are our additions. Chance gives each place in a text one number, for all
+layers and texts. Saliency is a note on the input ([batch, columns], see `stretto.saliency`), as it takes
+a gradient: an upper bound to compare with, whose own cost is not counted.
+
+Dial: r. 1 is the full model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stretto.errors import StrettoError
+from stretto.methods.base import Dial
+from stretto.methods.length_adaptive import LengthDrop, LengthDropConfig, constant_ratio_lengths
+from stretto.state import State
+
+LONGEST = 8192
+
+
+@dataclass(frozen=True)
+class ConstantRatioConfig(LengthDropConfig):
+    select: Literal["attention", "random", "saliency"] = "attention"
+    """Which tokens stay: those that receive most attention, random ones, or the most salient ones."""
+    selection_seed: int = 0
+    """What the random choice follows from."""
+
+
+def chance(position: Tensor, seed: int) -> Tensor:
+    """[N] positions -> [N] random numbers, the same for the same position and seed."""
+    drawn = torch.rand(LONGEST, generator=torch.Generator().manual_seed(seed))
+    return drawn.to(position.device)[position % LONGEST]
+
+
+class ConstantRatio(LengthDrop):
+    name = "constant_ratio"
+    Config = ConstantRatioConfig
+    dial = Dial(
+        "ratio", "the part of its tokens that every layer keeps; 1 keeps all",
+        off=1.0, sweep=tuple(round(1 - step / 50, 2) for step in range(21)), upper=1.0,
+    )  # fmt: skip
+
+    def lengths(self, dial: Tensor) -> Tensor:
+        return constant_ratio_lengths(dial, self.shape.n_layers)
+
+    def score(self, state: State) -> Tensor:
+        if self.config.select == "attention":
+            return super().score(state)
+        if self.config.select == "random":
+            return chance(state.position, self.config.selection_seed)
+        if "saliency" not in state.row_notes:
+            raise StrettoError(
+                "Expected the saliency of every token in Inputs.notes, got none. "
+                "Compute it with stretto.saliency, or select by attention."
+            )
+        return state.row_notes["saliency"]

@@ -1,0 +1,190 @@
+"""Length-Adaptive Transformer: one training, any budget.
+
+The model is trained so that every layer may shorten its sequences at random; afterwards a search finds, for every
+budget, how many tokens each layer should keep. Which ones is settled by significance, the attention a token
+receives. Tokens that leave get their last state back in the end, so that questions about every token (entities,
+answer spans) can be answered too.
+
+Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime with Search*, ACL 2021.
+
+    l_{i+1} ~ U((1 - p) l_i, l_i), smallest l_{i+1} = (1 - p) l_i   -> `sample_lengths`, `constant_ratio_lengths`
+    LayerDrop: each layer skipped with probability p                -> `sample_skips`
+    (L_full + KL(full ‖ smallest) + Σ KL(full ‖ random)) / (n_s + 2) -> `LengthAdaptive.learn`
+    significance: attention received, drop between attention and FFN -> `LengthAdaptive.decide`
+    evolutionary search                                              -> `stretto.search`
+
+Differs from the paper: configurations are fractions of the input's length, so that they apply to any input and each
+sequence of a batch is cut by its own length; LayerDrop spares the full model, which teaches the others; the
+configuration may differ from sequence to sequence of a batch, as the dial may.
+
+Dial: the budget. The dearest configuration found by the search (before it: of constant ratio) whose cost on the
+search data was at most this. 1 is the full model.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stretto.errors import StrettoError
+from stretto.methods.base import Dial, Method, Shape, Stage, TrainingBatch
+from stretto.methods.selection import drop_all_but, remember_length
+from stretto.state import Decision, State
+from stretto.tasks import Task
+
+
+@dataclass(frozen=True)
+class LengthDropConfig:
+    num_train_epochs: float = 3
+    """Epochs of ordinary fine-tuning (the first stage)."""
+    learning_rate: float = 5e-5
+    """Learning rate of ordinary fine-tuning."""
+    drop_epochs: float = 5
+    """Epochs of training with LengthDrop (the second stage)."""
+    drop_learning_rate: float = 2e-5
+    """Learning rate of the second stage."""
+    length_drop: float = 0.2
+    """p: the largest part of its tokens that a layer may drop while training."""
+    layer_drop: float = 0.2
+    """Probability with which a sub-model skips a layer while training."""
+    random_models: int = 2
+    """n_s: random sub-models per step, beside the full and the smallest one."""
+
+
+@dataclass(frozen=True)
+class LengthAdaptiveConfig(LengthDropConfig):
+    costs: tuple[float, ...] = ()
+    """Costs of the configurations the search found, falling; written by `stretto search`."""
+    frontier: tuple[tuple[float, ...], ...] = ()
+    """Those configurations: for each layer the fraction of the input's tokens that it keeps."""
+
+
+def constant_ratio_lengths(ratio: float | Tensor, n_layers: int) -> Tensor:
+    """[…, L] fractions of the input: every layer keeps `ratio` of what it gets."""
+    ratios = torch.as_tensor(ratio, dtype=torch.float64).unsqueeze(-1)
+    return ratios ** torch.arange(1, n_layers + 1, device=ratios.device)
+
+
+def sample_lengths(drop: float, n_layers: int) -> Tensor:
+    """[L] fractions of the input: every layer keeps between 1 - `drop` and all of what it gets."""
+    return (1 - drop * torch.rand(n_layers, dtype=torch.float64)).cumprod(dim=0)
+
+
+def sample_skips(probability: float, n_layers: int) -> tuple[int, ...]:
+    """Layers (from 1) to leave out; never all."""
+    skipped = (torch.rand(n_layers) < probability).nonzero().squeeze(1).add(1).tolist()
+    return tuple(skipped[:-1] if len(skipped) == n_layers else skipped)
+
+
+def nominal_cost(lengths: Tensor) -> Tensor:
+    """[…, L] fractions kept by each layer -> […] rough cost: attention at the old length, FFN at the new one.
+
+    Projections of a layer take a third, its FFN two thirds, as in every usual encoder (f = 4 d)."""
+    before = torch.cat([torch.ones_like(lengths[..., :1]), lengths[..., :-1]], dim=-1)
+    return (before / 3 + lengths * 2 / 3).mean(dim=-1)
+
+
+class LengthDrop(Method):
+    """Training that makes a model robust against any lengths, and the selection by significance."""
+
+    points = frozenset({"between"})
+    tasks = ("classification", "regression", "tokens", "span")
+    restore = True
+
+    def __init__(self, config: LengthDropConfig, shape: Shape, task: Task) -> None:
+        super().__init__(config, shape, task)
+        self.lengths_in_training: Tensor | None = None  # [L] fractions; takes the place of the dial
+
+    def lengths(self, dial: Tensor) -> Tensor:
+        """[B] dials -> [B, L] fractions of the input that each layer keeps."""
+        raise NotImplementedError
+
+    def decide(self, state: State) -> Decision:
+        if self.lengths_in_training is not None:
+            fraction = self.lengths_in_training[state.layer - 1].to(state.dial)
+        else:
+            fraction = self.lengths(state.dial)[:, state.layer - 1]
+        count = (fraction * remember_length(state)).ceil().long()  # [B]
+        if bool((count >= state.lengths).all()):
+            return Decision()
+        state.row_notes["score"] = self.score(state)
+        return Decision(drop=drop_all_but(count, state.row_notes["score"], state))
+
+    def score(self, state: State) -> Tensor:
+        """[N] what the tokens are ranked by."""
+        return state.attention_received
+
+    def stages(self) -> list[Stage]:
+        config = self.config
+        drop = Stage(
+            "drop", config.drop_epochs, config.drop_learning_rate, decides=True, dials=self.dev_dials(),
+        )  # fmt: skip
+        return [self.finetuning(), drop]
+
+    def dev_dials(self) -> tuple[float, ...]:
+        """The full model and one at about half its cost decide which checkpoint is best."""
+        return (self.dial.off, self.dial.sweep[len(self.dial.sweep) // 2])
+
+    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
+        config, n_layers = self.config, self.shape.n_layers
+        full = batch.run(self.dial.off).logits
+        loss = self.task.loss(full, batch.labels).mean()
+        smallest = constant_ratio_lengths(1 - config.length_drop, n_layers)
+        samples = [sample_lengths(config.length_drop, n_layers) for _ in range(config.random_models)]
+        for lengths in (smallest, *samples):
+            self.lengths_in_training = lengths
+            try:
+                student = batch.run(self.dial.off, skip=sample_skips(config.layer_drop, n_layers)).logits
+            finally:
+                self.lengths_in_training = None
+            loss = loss + self.task.distillation(student, full.detach(), batch.labels).mean()
+        return loss / (config.random_models + 2)
+
+
+class LengthAdaptive(LengthDrop):
+    name = "length_adaptive"
+    Config = LengthAdaptiveConfig
+
+    def __init__(self, config: LengthAdaptiveConfig, shape: Shape, task: Task) -> None:
+        super().__init__(config, shape, task)
+        if config.frontier:
+            check_frontier(config, shape.n_layers)
+            frontier = torch.tensor(config.frontier, dtype=torch.float64)
+            costs = torch.tensor(config.costs, dtype=torch.float64)
+        else:
+            frontier = constant_ratio_lengths(torch.linspace(0.98, 0.7, 15, dtype=torch.float64), shape.n_layers)
+            costs = nominal_cost(frontier)
+        # [F + 1, L] and [F + 1], from dear to cheap; the full model is always there
+        self.frontier = torch.cat([torch.ones(1, shape.n_layers, dtype=torch.float64), frontier])
+        self.costs = torch.cat([torch.ones(1, dtype=torch.float64), costs])
+        self.dial = Dial(
+            "budget", "the dearest configuration that costs at most this fraction of the full model is used",
+            off=1.0, sweep=tuple(self.costs.tolist()), upper=1.0,
+        )  # fmt: skip
+
+    def lengths(self, dial: Tensor) -> Tensor:
+        affordable = self.costs.to(dial.device) <= dial.unsqueeze(-1)  # [B, F + 1]
+        # costs fall, so the first affordable one is the dearest; a budget below all gets the cheapest
+        first = torch.where(affordable.any(dim=-1), affordable.int().argmax(dim=-1), len(self.costs) - 1)
+        return self.frontier.to(dial.device)[first]
+
+
+def check_frontier(config: LengthAdaptiveConfig, n_layers: int) -> None:
+    fits = (
+        len(config.costs) == len(config.frontier)
+        and all(len(lengths) == n_layers for lengths in config.frontier)
+        and all(dear > cheap for dear, cheap in itertools.pairwise((1.0, *config.costs)))
+        and all(
+            1 >= before >= after > 0
+            for lengths in config.frontier
+            for before, after in itertools.pairwise((1.0, *lengths))
+        )
+    )
+    if not fits:
+        raise StrettoError(
+            f"Expected a frontier of falling costs below 1, each with {n_layers} fractions that do not rise, got "
+            f"{len(config.costs)} costs and {len(config.frontier)} configurations. Let `stretto search` write it."
+        )

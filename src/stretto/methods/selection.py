@@ -1,0 +1,34 @@
+"""Which tokens of a sequence matter most: ranks by a score, and the choice of the best.
+
+Shared by the methods that keep a number of tokens rather than those above a threshold.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stretto.state import State
+
+#: Sequences are never cut below this many tokens ([CLS] and one more), as in the Length-Adaptive Transformer.
+AT_LEAST = 2
+
+
+def ranks(scores: Tensor, state: State) -> Tensor:
+    """[N] scores -> [N] rank within the sequence, 0 for the highest. Protected rows come first, ties by position."""
+    first = torch.where(state.protected, torch.inf, scores.double())
+    by_score = first.argsort(descending=True, stable=True)
+    order = by_score[state.sequence[by_score].argsort(stable=True)]  # by sequence, then by score
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    return places - state.starts[state.sequence]
+
+
+def drop_all_but(count: Tensor, scores: Tensor, state: State) -> Tensor:
+    """[N] bool: True for the rows that do not belong to the best `count` ([B]) of their sequence."""
+    return ranks(scores, state) >= count.clamp(min=AT_LEAST)[state.sequence]
+
+
+def remember_length(state: State) -> Tensor:
+    """[B] tokens each sequence came in with; noted at the first call."""
+    return state.notes.setdefault("length", state.lengths)

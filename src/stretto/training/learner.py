@@ -1,0 +1,77 @@
+"""A model in one stage of its training: batches in, loss out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.methods.base import Pass, Stage, TrainingBatch
+from stretto.model import AdaptiveModel
+from stretto.state import Inputs
+
+
+class Learner(nn.Module):
+    """What `transformers.Trainer` calls its model."""
+
+    def __init__(self, model: AdaptiveModel, stage: Stage) -> None:
+        super().__init__()
+        self.model, self.stage = model, stage
+        self.step, self.epoch = 0, 0.0  # optimizer steps and epochs done, told by the trainer
+        for parameter in model.encoder.parameters():
+            parameter.requires_grad_(stage.trains_backbone)
+
+    def train(self, mode: bool = True) -> Learner:
+        super().train(mode)
+        if not self.stage.trains_backbone:
+            self.model.encoder.eval()  # frozen means frozen: no dropout either
+        return self
+
+    def forward(self, labels: Tensor, example_id: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+        """From tokens (`input_ids`, …), or from a recording of the frozen backbone (see `recording.py`)."""
+        method, stage = self.model.method, self.stage
+        if stage.decides:
+            return {"loss": method.learn(stage, self.training_batch(as_inputs(batch), labels))}
+        if "pooled" in batch:
+            read = [batch["pooled"][:, layer - 1] for layer in stage.layers]
+            forward = self.answers(read, batch["first"])
+        else:
+            forward = self.read(as_inputs(batch))
+        loss = method.loss(stage, forward, labels)
+        return {"loss": loss, "logits": forward.logits.transpose(0, 1)}  # [B, E + 1, C], as Trainer gathers by row
+
+    def training_batch(self, inputs: Inputs, labels: Tensor) -> TrainingBatch:
+        def run(dial: float | Tensor, skip: tuple[int, ...] = ()) -> Any:
+            return self.model.reference.run(inputs, self.model.method, dial, skip=skip)
+
+        return TrainingBatch(inputs, labels, run, self.step, self.epoch)
+
+    def read(self, inputs: Inputs) -> Pass:
+        """A full pass, nothing decided, and what the exits of this stage make of it."""
+        exits, stage = self.model.method.exits, self.stage
+        with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
+            states = self.model.reference.hidden_states(inputs, None if stage.final else max(stage.layers))
+            read = [exits.pool_padded(states[n], inputs.attention_mask) for n in stage.layers] if exits else []
+            last = states[-1]
+            if self.model.backbone.token_head is None:
+                everyone = torch.arange(len(last), device=last.device)
+                last = last[everyone, inputs.attention_mask.argmax(dim=1)]
+        return self.answers(read, last)
+
+    def answers(self, read: list[Tensor], last: Tensor) -> Pass:
+        """What the exits say to `read` ([B, d] each) and the final head to `last` ([B, d]; all tokens: [B, T, d])."""
+        backbone, exits, stage = self.model.backbone, self.model.method.exits, self.stage
+        with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
+            head = backbone.classify if backbone.token_head is None else backbone.label_tokens
+            final = [head(last)] if stage.final else []
+        early = [exits(layer, x) for layer, x in zip(stage.layers, read, strict=True)] if exits else []
+        seen = torch.stack(read) if read else last.new_zeros(0, *last.shape)
+        return Pass(stage.layers, torch.stack(early + final), seen, self.step)
+
+
+def as_inputs(batch: dict[str, Tensor]) -> Inputs:
+    """A collated batch: what is not the tokenizer's is a note of the method's."""
+    given = ("input_ids", "attention_mask", "token_type_ids")
+    notes = {name: value for name, value in batch.items() if name not in given}
+    return Inputs(batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"), notes=notes)

@@ -1,0 +1,53 @@
+"""What a method wants to know of each training token before a stage, computed once and kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from stretto.encoding import EncodedDataset, collate
+from stretto.methods.base import Notes, Stage
+from stretto.model import AdaptiveModel
+from stretto.state import Inputs
+from stretto.training.processes import is_main_process
+
+BATCH = 32
+
+
+def with_notes(
+    model: AdaptiveModel, stage: Stage, data: EncodedDataset, folder: Path, progress: bool
+) -> EncodedDataset:
+    """The training examples with the method's notes on their tokens; read back if an earlier run wrote them."""
+    path = folder / "notes.safetensors"
+    if path.exists():
+        notes = unpack(load_file(path), data)
+    else:
+        model.eval()
+        notes = model.method.prepare(stage, model.reference, labelled_batches(model, data, stage.name, progress))
+        if notes and is_main_process():
+            folder.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".part")
+            save_file({name: torch.cat(values) for name, values in notes.items()}, unfinished)
+            unfinished.rename(path)
+    return EncodedDataset(data.features, data.labels, notes) if notes else data
+
+
+def labelled_batches(
+    model: AdaptiveModel, data: EncodedDataset, name: str, progress: bool
+) -> Iterator[tuple[Inputs, Tensor]]:
+    pad = collate(model.tokenizer.pad_token_id)
+    starts = range(0, len(data), BATCH)
+    for start in tqdm(starts, desc=f"preparing {name}", disable=not progress, leave=False):
+        batch = pad([data[i] for i in range(start, min(start + BATCH, len(data)))])
+        yield Inputs(batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids")), batch["labels"]
+
+
+def unpack(stored: dict[str, Tensor], data: EncodedDataset) -> Notes:
+    """Notes are stored end to end, in the order of the example ids."""
+    lengths = [len(feature["input_ids"]) for feature in data.features]
+    return {name: list(values.split(lengths)) for name, values in stored.items()}

@@ -1,0 +1,109 @@
+"""What is to be trained on what, and how: written down, so that a resumed run can be told from another one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainingArguments
+
+from stretto.data import Dataset
+from stretto.encoding import EncodedDataset, encode
+from stretto.errors import StrettoError
+from stretto.methods.base import Stage
+from stretto.model import AdaptiveModel
+from stretto.training.processes import is_main_process
+
+#: What we set differently from `TrainingArguments`; anything the caller names wins.
+DEFAULTS: dict[str, Any] = {
+    "per_device_train_batch_size": 32,
+    "per_device_eval_batch_size": 64,
+    "warmup_steps": 0.06,
+    "weight_decay": 0.01,
+    "optim": "adamw_torch_fused",
+    "train_sampling_strategy": "group_by_length",
+    "eval_strategy": "epoch",
+    "save_strategy": "epoch",
+    "logging_strategy": "epoch",
+    "save_total_limit": 1,
+    "load_best_model_at_end": True,
+    "report_to": "none",
+    "seed": 42,
+}
+
+
+class Plan:
+    """What is to be trained on what, and how: written down, so that a resumed run can be told from another one."""
+
+    def __init__(
+        self,
+        model: AdaptiveModel,
+        stages: list[Stage],
+        train_data: Dataset,
+        dev_data: Dataset,
+        arguments: dict[str, Any],
+    ) -> None:
+        if train_data.labels is None or dev_data.labels is None:
+            raise StrettoError("Expected labelled training and dev data, got unlabelled. Name the label column.")
+        known = {field.name for field in dataclasses.fields(TrainingArguments)} - {"output_dir"}
+        unknown = sorted(set(arguments) - known)
+        if unknown:
+            raise StrettoError(
+                f"Expected names of transformers.TrainingArguments, got {', '.join(unknown)}. "
+                "See the Hugging Face documentation for the list."
+            )
+        self.arguments = {**DEFAULTS, **arguments}
+        self.model, self.stages = model, stages
+        self.sizes = {"train": len(train_data), "dev": len(dev_data)}
+        self.digests = {"train": digest(train_data), "dev": digest(dev_data)}
+        self.truncated = 0
+
+    def examples(self, data: Dataset) -> EncodedDataset:
+        encoded = encode(self.model.tokenizer, data.texts, self.model.max_length)
+        self.truncated += encoded.truncated
+        return EncodedDataset(encoded.features, data.labels)
+
+    def written(self) -> dict[str, Any]:
+        return {
+            "method": self.model.method.name,
+            "config": dataclasses.asdict(self.model.method.config),
+            "stages": [dataclasses.asdict(stage) for stage in self.stages],
+            "arguments": self.arguments,
+            "encoder": self.model.encoder.config.to_dict(),
+            "examples": self.sizes,
+            "digests": self.digests,
+            "labels": self.model.task.label_names,
+        }
+
+    def provenance(self) -> dict[str, Any]:
+        """What the model card says of the training."""
+        return {
+            "stages": " → ".join(f"{stage.name} ({stage.epochs:g} epochs)" for stage in self.stages) or "none",
+            "training examples": self.sizes["train"],
+            "dev examples": self.sizes["dev"],
+            "texts truncated": self.truncated,
+            "seed": self.arguments["seed"],
+            "operating points": "measured on the dev examples",
+        }
+
+    def check(self, work: Path) -> None:
+        """Refuse to go on with the checkpoints of another plan."""
+        path, text = work / "plan.json", json.dumps(self.written(), indent=2, default=str)
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise StrettoError(
+                f"Expected the unfinished training in '{work}' to follow the same plan, got other settings or data. "
+                f"Delete '{work}' to start anew, or choose another output."
+            )
+        if is_main_process():
+            work.mkdir(parents=True, exist_ok=True)
+            unfinished = work / "plan.json.part"  # in one move: another process may be reading it
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(path)
+
+
+def digest(data: Dataset) -> int:
+    """A number that tells other texts, labels or another order apart."""
+    return zlib.crc32(repr((data.texts, data.labels)).encode())

@@ -1,0 +1,139 @@
+"""Training: the stages of a method, one after another, each a run of `transformers.Trainer`.
+
+`train` is resumable. Its work folder (`OUTPUT.work`) keeps a checkpoint per epoch of the running stage and the end
+result of each finished stage; started again with the same plan after a kill, it goes on from there to the same result.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tqdm.auto import tqdm
+from transformers import PrinterCallback, ProgressCallback, TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from stretto.data import Dataset
+from stretto.encoding import EncodedDataset, collate
+from stretto.errors import StrettoError
+from stretto.evaluate import cheapest_within, sweep
+from stretto.methods.base import Stage
+from stretto.model import AdaptiveModel
+from stretto.training.frozen import record_examples, recording_fits
+from stretto.training.learner import Learner
+from stretto.training.notes import with_notes
+from stretto.training.plan import Plan
+from stretto.training.processes import is_main_process, wait_for_all
+from stretto.training.trainer import StageTrainer, mean_score
+from stretto.view.progress import StageProgress
+
+
+def train(
+    model: AdaptiveModel,
+    train_data: Dataset,
+    dev_data: Dataset,
+    output: str | Path,
+    *,
+    skip: Sequence[str] = (),
+    progress: bool = True,
+    **arguments: Any,
+) -> AdaptiveModel:
+    """Train `model` through its method's stages, measure its operating points on `dev_data`, save it to `output`.
+
+    `skip` names stages to leave out: 'backbone' if the encoder has already learned the task. `arguments` are
+    `TrainingArguments` by their Hugging Face names and hold for every stage."""
+    stages = model.method.stages()
+    unknown = sorted(set(skip) - {stage.name for stage in stages})
+    if unknown:
+        raise StrettoError(
+            f"Expected stages of {model.method.name} ({', '.join(stage.name for stage in stages)}) to skip, "
+            f"got {', '.join(unknown)}. Name one of its stages."
+        )
+    stages = [stage for stage in stages if stage.name not in skip]
+    work = Path(f"{output}.work")
+    plan = Plan(model, stages, train_data, dev_data, arguments)
+    plan.check(work)
+    seed = plan.arguments["seed"]
+    set_seed(seed)
+    examples = {"train": plan.examples(train_data), "dev": plan.examples(dev_data)}
+    for number, stage in enumerate(stages, start=1):
+        if progress and is_main_process():
+            tqdm.write(f"stage {number} of {len(stages)}: {stage.name}, {stage.epochs:g} epochs", file=sys.stderr)
+        run_stage(model, stage, work / f"{number}-{stage.name}", examples, dev_data, plan.arguments, progress)
+    model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    if is_main_process():
+        points = sweep(model, dev_data, progress=progress)
+        model.operating_points = [point.to_json() for point in points]
+        model.dial = cheapest_within(points).dial
+        model.provenance = plan.provenance()
+        model.save_pretrained(output)
+        for finished in work.glob("[0-9]-*"):
+            shutil.rmtree(finished)
+        (work / "plan.json").unlink()
+        if not any(work.iterdir()):
+            work.rmdir()
+    wait_for_all()
+    return model
+
+
+def run_stage(
+    model: AdaptiveModel,
+    stage: Stage,
+    folder: Path,
+    examples: dict[str, EncodedDataset],
+    dev_data: Dataset,
+    arguments: dict[str, Any],
+    progress: bool,
+) -> None:
+    """Train one stage, or load its end result if an earlier run finished it."""
+    result = folder / "result.safetensors"
+    if result.exists():
+        model.load_state_dict(load_file(result))
+        return
+    learner = Learner(model, stage)
+    datasets: dict[str, Any] = {**examples, "train": with_notes(model, stage, examples["train"], folder, progress)}
+    settings = {**arguments}
+    if stage.best_by == "last":
+        settings["load_best_model_at_end"] = False
+    recorded = not stage.trains_backbone and recording_fits(model, examples)
+    if recorded:
+        datasets = {name: record_examples(model, data, progress) for name, data in examples.items()}
+        settings["train_sampling_strategy"] = "random"
+    trainer = StageTrainer(
+        dev_data,
+        model=learner,
+        args=TrainingArguments(
+            output_dir=str(folder),
+            num_train_epochs=stage.epochs,
+            learning_rate=stage.learning_rate,
+            metric_for_best_model=None if stage.best_by == "last" else stage.best_by,
+            greater_is_better=stage.best_by != "loss",
+            disable_tqdm=not progress,
+            remove_unused_columns=False,
+            use_cpu=model.encoder.device.type == "cpu",
+            ddp_find_unused_parameters=True,
+            **settings,
+        ),
+        train_dataset=datasets["train"],
+        eval_dataset=datasets["dev"],
+        data_collator=torch.utils.data.default_collate if recorded else collate(model.tokenizer.pad_token_id),
+        compute_metrics=lambda prediction: {"score": mean_score(model, prediction)},
+    )
+    trainer.remove_callback(ProgressCallback if progress else PrinterCallback)
+    if progress:
+        trainer.add_callback(StageProgress)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
+    if is_main_process():
+        partial = folder / "partial.safetensors"
+        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, partial)
+        partial.rename(result)
+        for checkpoint in folder.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
+    wait_for_all()
