@@ -28,7 +28,13 @@ def learner(method: str = "deebert", **settings: Any) -> AdaptiveModel:
     if METHODS[method].uses_exits:
         epochs |= {"exit_epochs": 6, "exit_learning_rate": 5e-3}
     known = {field.name for field in dataclasses.fields(METHODS[method].Config)}
-    further = {"joint_epochs": 3, "drop_epochs": 3, "drop_learning_rate": 1e-3}
+    further = {
+        "joint_epochs": 3,
+        "drop_epochs": 3,
+        "drop_learning_rate": 1e-3,
+        "adaptive_epochs": 3,
+        "adaptive_learning_rate": 5e-4,
+    }
     epochs |= {name: value for name, value in further.items() if name in known}
     return tiny_model(method, **{**epochs, **settings})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stretto.methods.adapler import AdapLeR
 from stretto.methods.base import Dial, Method, Pass, Shape, Stage, TrainingBatch
 from stretto.methods.branchynet import BranchyNet
 from stretto.methods.constant_ratio import ConstantRatio
@@ -18,7 +19,7 @@ from stretto.registry import Registry
 ALL: tuple[type[Method], ...] = (
     Full, StaticDepth, ConstantRatio,
     DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE,
-    LengthAdaptive,
+    LengthAdaptive, AdapLeR,
 )  # fmt: skip
 
 METHODS: Registry[type[Method]] = Registry(

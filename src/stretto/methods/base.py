@@ -124,6 +124,8 @@ class Method(nn.Module):
     uses_exits: ClassVar[bool] = False
     restore: ClassVar[bool] = False
     """Whether dropped tokens get their last state back after the last layer."""
+    monotone: ClassVar[bool] = True
+    """Whether cost falls along the sweep for every single sequence; if not, it does on average."""
 
     def __init__(self, config: Any, shape: Shape, task: Task) -> None:
         super().__init__()

@@ -1,0 +1,230 @@
+"""AdapLeR: each input loses the tokens that contribute too little, layer by layer.
+
+Before every layer a small predictor shares out a contribution of 1 among the tokens that are still there; those below
+a learned threshold leave for good. The predictors learn from the saliency of a fine-tuned model. While training,
+tokens fade instead of leaving: their attention scores are lowered, more steeply from epoch to epoch, until in the end
+it makes no difference.
+
+Modarressi, Mohebbi, Pilehvar: *AdapLeR: Speeding up Inference by Adaptive Length Reduction*, ACL 2022.
+
+    S̃_l = softmax(CP_l(h^l)) over the present tokens, l = 0..L-1          -> `contributions`
+    δ_l = η_l / n_l; a token stays if S̃ >= δ_l or it is [CLS]             -> `AdapLeR.decide`
+    m⁻(S) = (λ/δ)(S - δ) - β/λ below δ, (S - 1) β / ((1 - δ) λ) above     -> `soft_removal`
+    Ŝ_l = normalise(θ_l S_cls, S_rest), S the saliency                    -> `amplified`
+    weights, CP: CE + γ Σ_l (L - l) KL(Ŝ_l ‖ S̃_l)                         -> `AdapLeR.learn`
+    η, θ: CE + φ Σ_l Σ_i exp(m_i^l); ∂/∂θ ≈ (1/θ) ∂/∂θ_d                  -> `AdapLeR.learn`
+    λ per epoch                                                           -> `steepness`
+
+Differs from the paper: saliency comes from the best checkpoint of the fine-tuning, not from the average of three; one
+optimizer with parameter groups instead of two, so that all gradients are clipped together; the predictors, which start
+from nothing, have a learning rate of their own; m_i^l counts what earlier layers removed too, as the attention does.
+Batches of any size, and tasks that answer every token (its last state is restored).
+
+Dial: a factor on the learned thresholds. 0 is the full model, 1 as trained; above 1 cheaper still.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from stretto.engine.reference import ReferenceEngine
+from stretto.methods.base import Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.saliency import saliency
+from stretto.state import Decision, Inputs, State
+from stretto.tasks import Task
+
+#: λ per epoch as published, by the number of epochs: (first, factor).
+PUBLISHED_STEEPNESS = {3: (50.0, 50.0), 5: (10.0, 10.0), 10: (10.0, 3.0)}
+STEEPEST = 1e5
+ETA_RANGE = (0.01, 1.0)
+THETA_LEAST = 0.01
+
+
+@dataclass(frozen=True)
+class AdapLeRConfig:
+    num_train_epochs: float = 3
+    """Epochs of ordinary fine-tuning (the first stage)."""
+    learning_rate: float = 5e-5
+    """Learning rate of ordinary fine-tuning."""
+    adaptive_epochs: float = 5
+    """Epochs of adaptive training (the second stage)."""
+    adaptive_learning_rate: float = 3e-5
+    """Learning rate of the backbone in the second stage."""
+    predictor_learning_rate: float = 1e-3
+    """Learning rate of the contribution predictors."""
+    threshold_learning_rate: float = 5e-4
+    """Learning rate of the thresholds η and amplifiers θ."""
+    gamma: float = 5e-3
+    """γ: weight of the predictors' divergence from saliency (published: 5e-3 for SST-2, IMDB; 1e-1 for AG News)."""
+    phi: float = 5e-4
+    """φ: weight of the number of tokens (published: 5e-4 for SST-2, IMDB; 1e-1 for AG News)."""
+    beta: float = 0.1
+    """β: slope of the soft removal above the threshold."""
+    predictor_size: int = 32
+    """Hidden size of a contribution predictor."""
+    eta: float = 0.25
+    """η: where the thresholds start."""
+
+
+def by_sequence(values: Tensor, state: State) -> Tensor:
+    """[N] -> [B] sums over the rows of each sequence."""
+    return values.new_zeros(state.n_sequences).index_add(0, state.sequence, values)
+
+
+def contributions(logits: Tensor, state: State) -> Tensor:
+    """[N] -> [N] softmax within each sequence."""
+    highest = logits.detach().new_full((state.n_sequences,), -torch.inf)
+    highest = highest.scatter_reduce(0, state.sequence, logits.detach(), "amax")
+    exponents = (logits - highest[state.sequence]).exp()
+    return exponents / by_sequence(exponents, state)[state.sequence]
+
+
+def soft_removal(score: Tensor, threshold: Tensor, steepness: float, beta: float) -> Tensor:
+    """[N], [N] -> [N] m⁻ in [-1e4, 0]: about 0 above the threshold, steeply down below it."""
+    below = steepness / threshold * (score - threshold) - beta / steepness
+    above = (score - 1) * beta / ((1 - threshold).clamp(min=1e-6) * steepness)
+    return torch.where(score < threshold, below, above).clamp(-1e4, 0)
+
+
+def amplified(salience: Tensor, presence: Tensor, theta: Tensor, state: State) -> Tensor:
+    """[N] Ŝ: the saliency of the present tokens with that of position 0 times θ, summing to 1 in each sequence."""
+    raised = salience * presence * torch.where(state.position == 0, theta, 1.0)
+    tiny = torch.finfo(raised.dtype).tiny
+    return raised / by_sequence(raised, state).clamp(min=tiny)[state.sequence]
+
+
+def steepness(epoch: int, epochs: float) -> float:
+    """λ in epoch 0, 1, …: as published for 3, 5 and 10 epochs, else geometric up to 1e5, which is hard removal."""
+    if epochs in PUBLISHED_STEEPNESS:
+        first, factor = PUBLISHED_STEEPNESS[int(epochs)]
+        return first * factor**epoch
+    first, last = (10.0 if epochs >= 5 else 50.0), max(math.ceil(epochs) - 1, 1)
+    return first * (STEEPEST / first) ** min(epoch / last, 1.0)
+
+
+def zero_with_gradient(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The number 0, whose derivative by `parameter` is `gradient` (of the same shape)."""
+    return ((parameter - parameter.detach()) * gradient).sum()
+
+
+@dataclass
+class Fading:
+    """A training pass in which tokens fade: its settings, and what the losses need of each layer."""
+
+    steepness: float
+    eta: Tensor
+    """[L] thresholds, a copy to take gradients at."""
+    theta_dummy: Tensor
+    """[L] θ_d = 1"""
+    divergence: list[Tensor] = field(default_factory=list)
+    """Per layer [B] KL(Ŝ ‖ S̃)."""
+    tokens: list[Tensor] = field(default_factory=list)
+    """Per layer [B] Σ_i exp(m_i)."""
+
+
+class AdapLeR(Method):
+    name = "adapler"
+    Config = AdapLeRConfig
+    tasks = ("classification", "regression", "tokens", "span")
+    points = frozenset({"before"})
+    restore = True
+    monotone = False  # what leaves now changes the scores of all that follow
+    dial = Dial(
+        "threshold", "factor on the learned thresholds below which tokens leave; 0 keeps all, 1 is as trained",
+        off=0.0, sweep=(0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0),
+    )  # fmt: skip
+
+    def __init__(self, config: AdapLeRConfig, shape: Shape, task: Task) -> None:
+        super().__init__(config, shape, task)
+        size = config.predictor_size
+        self.predictors = nn.ModuleList(
+            nn.Sequential(nn.Linear(shape.d, size), nn.GELU(), nn.Linear(size, 1)) for _ in range(shape.n_layers)
+        )
+        self.eta = nn.Parameter(torch.full((shape.n_layers,), config.eta))
+        self.theta = nn.Parameter(torch.ones(shape.n_layers))
+        self.fading: Fading | None = None  # set while a training pass runs
+
+    def decide(self, state: State) -> Decision | None:
+        if self.fading is not None:
+            return self.fade(state, self.fading)
+        if not bool((state.dial > 0).any()):
+            return None
+        score = contributions(self.predict(state), state)
+        state.spend(state.lengths * self.shape.d * self.config.predictor_size)
+        state.spend(state.lengths * self.config.predictor_size)
+        eta = self.eta[state.layer - 1].clamp(*ETA_RANGE)
+        threshold = state.dial * eta / state.lengths  # [B]
+        state.row_notes["score"] = score
+        return Decision(drop=score < threshold[state.sequence])
+
+    def predict(self, state: State) -> Tensor:
+        """[N] what the predictor of this layer says of each row."""
+        return self.predictors[state.layer - 1](state.rows).squeeze(-1)
+
+    def fade(self, state: State, fading: Fading) -> Decision:
+        layer, notes = state.layer - 1, state.row_notes
+        gone = notes.get("gone", torch.zeros_like(notes["saliency"]))  # [N] Σ m of the layers below
+        presence = gone.exp()
+        dummy = torch.where(state.position == 0, fading.theta_dummy[layer].log(), 0.0)
+        score = contributions(self.predict(state) + gone + dummy, state)
+        threshold = fading.eta[layer] / by_sequence(presence, state)  # [B]
+        removed = soft_removal(score, threshold[state.sequence], fading.steepness, self.config.beta)
+        removed = torch.where(state.protected, 0.0, removed)
+        notes["gone"] = gone + removed
+
+        target = amplified(notes["saliency"], presence.detach(), self.theta[layer].detach(), state)
+        log_ratio = torch.where(target > 0, (target.clamp(min=1e-12) / score.clamp(min=1e-12)).log(), 0.0)
+        fading.divergence.append(by_sequence(target * log_ratio, state))
+        fading.tokens.append(by_sequence(notes["gone"].exp(), state))
+        return Decision(attention_bias=removed)
+
+    def stages(self) -> list[Stage]:
+        config = self.config
+        adaptive = Stage(
+            "adaptive", config.adaptive_epochs, config.adaptive_learning_rate, config.predictor_learning_rate,
+            best_by="saving", decides=True, dials=(1.0,),
+            rates=(("eta", config.threshold_learning_rate), ("theta", config.threshold_learning_rate)),
+        )  # fmt: skip
+        return [self.finetuning(), adaptive]
+
+    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterator[tuple[Inputs, Tensor]]) -> Notes:
+        """The saliency of every training token, from the fine-tuned model."""
+        if not stage.decides:
+            return {}
+        found: list[Tensor] = []
+        for inputs, labels in batches:
+            salience, mask = saliency(engine, self.task, inputs, labels), inputs.attention_mask.bool()
+            found += [row[kept] for row, kept in zip(salience, mask, strict=True)]
+        return {"saliency": found}
+
+    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
+        config, n_layers = self.config, self.shape.n_layers
+        eta = self.eta.detach().clone().requires_grad_()
+        dummy = torch.ones_like(eta).requires_grad_()
+        fading = self.fading = Fading(steepness(int(batch.epoch), stage.epochs), eta, dummy)
+        try:
+            logits = batch.run(self.dial.off).logits
+        finally:
+            self.fading = None
+        task_loss = self.task.loss(logits, batch.labels).mean()
+        weight = torch.arange(n_layers, 0, -1, device=eta.device)  # L - l
+        divergence = (weight * torch.stack(fading.divergence).mean(dim=1)).sum()
+        tokens = torch.stack(fading.tokens).mean(dim=1).sum()
+
+        # η and θ follow another objective than the weights: their gradients are taken here and handed on through
+        # terms whose value is 0. θ is not in the graph; its dummy is.
+        to_eta, to_dummy = torch.autograd.grad(task_loss + config.phi * tokens, (eta, dummy), retain_graph=True)
+        hand_on = (self.eta - eta.detach()) * to_eta + (
+            self.theta - self.theta.detach()
+        ) * to_dummy / self.theta.detach()
+        return task_loss + config.gamma * divergence + hand_on.sum()
+
+    @torch.no_grad()
+    def after_step(self, stage: Stage) -> None:
+        self.eta.clamp_(*ETA_RANGE)
+        self.theta.clamp_(min=THETA_LEAST)
