@@ -14,47 +14,25 @@ same. The dial for a budget is chosen by cost alone, never by score.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
-import random
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-import transformers
+from experiment import Experiment, Set, Timed, command_line
 
-from stretto import AdaptiveModel, __version__, sweep, train
-from stretto.bench.baselines import hugging_face, padded_flops
-from stretto.bench.model import packed_contender
-from stretto.bench.timing import Contender, interleaved
-from stretto.data import Dataset, load, split_off
-from stretto.encoding import encode
-from stretto.evaluate import OperatingPoint, batches, within_budget
+from stretto import AdaptiveModel, sweep
+from stretto.evaluate import OperatingPoint, within_budget
 from stretto.methods import METHODS
-from stretto.tasks import Classification, Regression
 
 BUDGETS = (0.75, 0.5, 0.35)
 NOT_METHODS = ("full", "about", "clock")
-RESULTS = Path(__file__).parent / "results"
-
-
-@dataclass(frozen=True)
-class Task:
-    train: str
-    dev: str | None  # None: a tenth of train
-    test: str
-    epochs: float
-    regression: bool = False
-
 
 SETS = {
-    "sst2": Task("sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2),
-    "trec": Task("trec.train", None, "trec.test", 3),
-    "mrpc": Task("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3),
-    "stsb": Task("glue_stsb.train", "glue_stsb.dev", "glue_stsb.test", 1, regression=True),
+    "sst2": Set("sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2),
+    "trec": Set("trec.train", None, "trec.test", 3),
+    "mrpc": Set("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3),
+    "stsb": Set("glue_stsb.train", "glue_stsb.dev", "glue_stsb.test", 3, regression=True),
 }
 
 #: method -> (whose model it starts from, stages already done there, its settings)
@@ -76,56 +54,7 @@ def static_recipes(n_layers: int) -> dict[str, tuple[str, tuple[str, ...], dict[
     return {f"static_depth-{k}": ("full", ("backbone",), {"depth": k, "shallow_epochs": 1})}
 
 
-class Experiment:
-    """One set, one encoder: a folder of trained models and a JSON of rows."""
-
-    def __init__(self, data: Path, encoder: str, name: str, runs: Path, seed: int) -> None:
-        self.encoder, self.name, self.spec, self.seed = encoder, name, SETS[name], seed
-        self.runs = runs / f"{Path(encoder).name}-{name}"
-        self.json = RESULTS / f"exits-{Path(encoder).name}-{name}.json"
-        self.rows: dict[str, Any] = json.loads(self.json.read_text()) if self.json.exists() else {}
-
-        def part(split: str, names: list[str] | None = None) -> Dataset:
-            return load(str(data / f"{split}.jsonl.gz"), label_names=names, regression=self.spec.regression)
-
-        self.train = part(self.spec.train)
-        names = self.train.label_names
-        if self.spec.dev is None:
-            self.train, self.dev = split_off(self.train, 0.1, seed)
-        else:
-            self.dev = part(self.spec.dev, names)
-        self.test = part(self.spec.test, names)
-        self.task = Regression() if self.spec.regression else Classification(names or [])
-
-    def write(self, key: str, value: Any) -> None:
-        self.rows[key] = value
-        self.rows["about"] = {
-            "set": self.name,
-            "encoder": Path(self.encoder).name,
-            "main_metric": self.task.main_metric,
-            "test_examples": len(self.test),
-            "seed": self.seed,
-            "stretto": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "threads": torch.get_num_threads(),
-            "machine": platform.machine(),
-            "command": f"python benchmarks/exits.py DATA {Path(self.encoder).name} {self.name}",
-        }
-        temporary = self.json.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self.rows, indent=1) + "\n")
-        os.replace(temporary, self.json)
-
-    def fit(self, key: str, start: str, skip: tuple[str, ...], settings: dict[str, Any]) -> AdaptiveModel:
-        """Train (or load) the model of one row."""
-        folder = self.runs / key
-        if not folder.exists():
-            task = self.task if key == "full" else None
-            torch.manual_seed(self.seed)
-            model = AdaptiveModel.from_pretrained(start, key.split("-")[0], task=task, **settings)
-            train(model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed)
-        return AdaptiveModel.from_pretrained(folder)
-
+class Exits(Experiment):
     def run(self, only: list[str]) -> None:
         full = self.fit("full", self.encoder, (), {"num_train_epochs": self.spec.epochs})
         if "full" not in self.rows:
@@ -152,59 +81,24 @@ class Experiment:
             "sweep": [point.to_json() for point in points],
         }
 
-    def clock(self, sequences: int = 64, rounds: int = 3) -> None:
-        """Wall-clock of every method at every budget against the full model, packed and as Hugging Face runs it."""
-        full = AdaptiveModel.from_pretrained(self.runs / "full")
-        sample = random.Random(self.seed).sample(self.test.texts, sequences)
-        features = encode(full.tokenizer, sample, full.max_length).features
-        models = {key: AdaptiveModel.from_pretrained(self.runs / key) for key in self.rows if key not in NOT_METHODS}
-        found: dict[str, Any] = {}
-        for size in (1, 8, 32):
-            pool = list(batches(features, full.tokenizer.pad_token_id, size))
-            contenders = [
-                Contender(
-                    "huggingface", "float32", hugging_face(full.encoder, pool), padded_flops(pool, full.backbone)
-                ),
-                packed_contender("full", full, full.method, full.method.dial.off, pool),
-            ]
-            for key, model in models.items():
+    def timed(self) -> Iterator[Timed]:
+        """Every method at every budget."""
+        for key in self.rows:
+            if key not in NOT_METHODS:
+                model = AdaptiveModel.from_pretrained(self.runs / key)
                 for budget, point in self.rows[key]["budgets"].items():
-                    contenders.append(packed_contender(f"{key} {budget}", model, model.method, point["dial"], pool))
-            timed = {result.contender.name: result for result in interleaved(contenders, rounds, random.Random(size))}
-            reference, plain = timed.pop("full"), timed.pop("huggingface")
-            found.setdefault("full", {})[str(size)] = {"time_gain_vs_huggingface": plain.median / reference.median}
-            for name, result in timed.items():
-                key, budget = name.rsplit(" ", 1)
-                gain = reference.contender.flops / result.contender.flops
-                cell = {
-                    "flops_gain": gain,
-                    "time_gain": reference.median / result.median,
-                    "time_gain_vs_huggingface": plain.median / result.median,
-                    "tracking": reference.median / result.median / gain,
-                }
-                found.setdefault(key, {}).setdefault(budget, {})[str(size)] = cell
-        self.write("clock", {"sequences": sequences, "rounds": rounds, "methods": found})
+                    yield Timed(key, budget, model, point["dial"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("model")
-    parser.add_argument("sets", nargs="+", choices=SETS)
-    parser.add_argument("--only", nargs="*", default=[], choices=list(METHODS), help="methods to run (default: all)")
-    parser.add_argument("--no-clock", action="store_true", help="leave out the wall-clock part")
-    parser.add_argument("--only-clock", action="store_true", help="measure what has been trained")
-    parser.add_argument("--runs", type=Path, default=Path("runs/exits"), help="where trained models are kept")
-    parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__, SETS, "runs/exits").parse_args()
     torch.set_num_threads(arguments.threads)
     for name in arguments.sets:
-        experiment = Experiment(arguments.data, arguments.model, name, arguments.runs, arguments.seed)
+        experiment = Exits("exits", arguments.data, arguments.model, name, SETS[name], arguments.runs, arguments.seed)
         if not arguments.only_clock:
             experiment.run(arguments.only)
         if not arguments.no_clock:
-            experiment.clock()
+            experiment.clock(experiment.timed())
 
 
 if __name__ == "__main__":

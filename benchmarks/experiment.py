@@ -1,0 +1,153 @@
+"""One dataset, one encoder: a folder of trained models and a JSON of results, written row by row.
+
+Shared by the benchmark scripts of this folder, which say what is trained and what is asked of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from stretto import AdaptiveModel, __version__, train
+from stretto.bench.baselines import hugging_face, padded_flops
+from stretto.bench.model import packed_contender
+from stretto.bench.timing import Contender, interleaved
+from stretto.data import Dataset, load, split_off
+from stretto.encoding import encode
+from stretto.evaluate import batches
+from stretto.tasks import Classification, Regression
+
+RESULTS = Path(__file__).parent / "results"
+BATCHES = (1, 8, 32)
+
+
+@dataclass(frozen=True)
+class Set:
+    """A dataset of a folder with <set>.<split>.jsonl.gz."""
+
+    train: str
+    dev: str | None  # None: a tenth of train
+    test: str
+    epochs: float
+    regression: bool = False
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A model at a dial, to be timed."""
+
+    key: str
+    point: str
+    model: AdaptiveModel
+    dial: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.key} {self.point}"
+
+
+class Experiment:
+    def __init__(self, kind: str, data: Path, encoder: str, name: str, spec: Set, runs: Path, seed: int) -> None:
+        self.kind, self.encoder, self.name, self.spec, self.seed = kind, encoder, name, spec, seed
+        self.runs = runs / f"{Path(encoder).name}-{name}"
+        self.json = RESULTS / f"{kind}-{Path(encoder).name}-{name}.json"
+        self.rows: dict[str, Any] = json.loads(self.json.read_text()) if self.json.exists() else {}
+
+        def part(split: str, names: list[str] | None = None) -> Dataset:
+            return load(str(data / f"{split}.jsonl.gz"), label_names=names, regression=spec.regression)
+
+        self.train = part(spec.train)
+        names = self.train.label_names
+        if spec.dev is None:
+            self.train, self.dev = split_off(self.train, 0.1, seed)
+        else:
+            self.dev = part(spec.dev, names)
+        self.test = part(spec.test, names)
+        self.task = Regression() if spec.regression else Classification(names or [])
+
+    def write(self, key: str, value: Any) -> None:
+        self.rows[key] = value
+        self.rows["about"] = {
+            "set": self.name,
+            "encoder": Path(self.encoder).name,
+            "main_metric": self.task.main_metric,
+            "test_examples": len(self.test),
+            "seed": self.seed,
+            "stretto": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "threads": torch.get_num_threads(),
+            "machine": platform.machine(),
+            "command": f"python benchmarks/{self.kind}.py DATA {Path(self.encoder).name} {self.name}",
+        }
+        temporary = self.json.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.rows, indent=1) + "\n")
+        os.replace(temporary, self.json)
+
+    def fit(self, key: str, start: str, skip: tuple[str, ...], settings: dict[str, Any]) -> AdaptiveModel:
+        """Train (or load) the model of one row."""
+        folder = self.runs / key
+        if not folder.exists():
+            task = self.task if key == "full" else None
+            torch.manual_seed(self.seed)
+            model = AdaptiveModel.from_pretrained(start, key.split("-")[0], task=task, **settings)
+            train(model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed)
+        return AdaptiveModel.from_pretrained(folder)
+
+    def clock(self, timed: Iterable[Timed], sequences: int = 64, rounds: int = 3) -> None:
+        """Wall-clock of each model at its dial against the full one, packed and as Hugging Face runs it."""
+        full = AdaptiveModel.from_pretrained(self.runs / "full")
+        sample = random.Random(self.seed).sample(self.test.texts, sequences)
+        features = encode(full.tokenizer, sample, full.max_length).features
+        jobs = list(timed)
+        found: dict[str, Any] = {}
+        for size in BATCHES:
+            pool = list(batches(features, full.tokenizer.pad_token_id, size))
+            contenders = [
+                Contender(
+                    "huggingface", "float32", hugging_face(full.encoder, pool), padded_flops(pool, full.backbone)
+                ),
+                packed_contender("full", full, full.method, full.method.dial.off, pool),
+                *(
+                    packed_contender(f"{job.key} {job.point}", job.model, job.model.method, job.dial, pool)
+                    for job in jobs
+                ),
+            ]
+            results = {result.contender.name: result for result in interleaved(contenders, rounds, random.Random(size))}
+            reference, plain = results["full"], results["huggingface"]
+            found.setdefault("full", {})[str(size)] = {"time_gain_vs_huggingface": plain.median / reference.median}
+            for job in jobs:
+                result = results[job.name]
+                gain = reference.contender.flops / result.contender.flops
+                found.setdefault(job.key, {}).setdefault(job.point, {})[str(size)] = {
+                    "flops_gain": gain,
+                    "time_gain": reference.median / result.median,
+                    "time_gain_vs_huggingface": plain.median / result.median,
+                    "tracking": reference.median / result.median / gain,
+                }
+        self.write("clock", {"sequences": sequences, "rounds": rounds, "methods": found})
+
+
+def command_line(description: str | None, sets: Iterable[str], runs: str) -> argparse.ArgumentParser:
+    """The arguments all scripts share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("model")
+    parser.add_argument("sets", nargs="+", choices=list(sets))
+    parser.add_argument("--only", nargs="*", default=[], help="rows to run (default: all)")
+    parser.add_argument("--no-clock", action="store_true", help="leave out the wall-clock part")
+    parser.add_argument("--only-clock", action="store_true", help="measure what has been trained")
+    parser.add_argument("--runs", type=Path, default=Path(runs), help="where trained models are kept")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--threads", type=int, default=2)
+    return parser
