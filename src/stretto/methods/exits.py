@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
 
 from stretto.errors import StrettoError
 from stretto.state import State
@@ -60,7 +61,8 @@ class ExitHeads(nn.Module):
         """Packed rows [N, d] -> [B, d]."""
         if self.pool == "cls":
             return rows[state.starts]
-        return torch.segment_reduce(rows, "mean", lengths=state.lengths, unsafe=True)
+        everything = torch.arange(len(rows), device=rows.device)
+        return embedding_bag(everything, rows, state.starts, mode="mean")  # segment_reduce is 4 to 7 times slower
 
     def pool_padded(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Padded states [B, T, d] -> [B, d]; the same as `pool_rows`, for training."""

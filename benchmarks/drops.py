@@ -1,0 +1,143 @@
+"""Real results of the methods that drop tokens: score over cost, and what is left of it in wall-clock time.
+
+    python benchmarks/drops.py DATA MODEL sst2            # one set, all its rows
+    python benchmarks/drops.py DATA MODEL ag_news --only adapler
+
+DATA is a folder with <set>.<split>.jsonl.gz, MODEL an encoder. Results go to
+benchmarks/results/drops-<model>-<set>.json, each row as soon as it is done; a second start goes on where the first
+stopped. Trained models go to --runs.
+
+Fine-tuning is shared by all rows of a set, and so is training with LengthDrop by those that select tokens in another
+way. Dials are chosen on the dev data: the cheapest that loses at most 0, 0.5, 1 or 2 points there against the full
+model. Their scores, costs and times are those of the test data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from experiment import Experiment, Set, Timed, command_line
+
+from stretto import AdaptiveModel, sweep
+from stretto.evaluate import OperatingPoint, cheapest_within
+from stretto.search import SearchSettings, search
+
+LOSSES = (0.0, 0.5, 1.0, 2.0)
+NOT_METHODS = ("full", "about", "clock", "search")
+
+
+@dataclass(frozen=True)
+class DropSet(Set):
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """method -> its settings on this set."""
+    searched_on: int = 300
+    """Dev examples the search measures its candidates on."""
+
+
+DROP = {"drop_epochs": 2, "drop_learning_rate": 5e-5}
+SETS = {
+    "sst2": DropSet(
+        "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2,
+        rows={
+            "length_adaptive": DROP, "constant_ratio": DROP, "constant_ratio-random": {**DROP, "select": "random"},
+            "adapler": {"gamma": 5e-3, "phi": 5e-4, "adaptive_epochs": 3},
+            "power_bert": {},
+        },
+    ),
+    "ag_news": DropSet(
+        "ag_news.train", None, "ag_news.test", 2, limit=4000, test_limit=2000,
+        rows={"adapler": {"gamma": 1e-1, "phi": 1e-1, "adaptive_epochs": 3}, "length_adaptive": DROP},
+    ),
+    "imdb": DropSet(
+        "imdb.train", None, "imdb.test", 2, limit=2000, test_limit=1000, max_length=256,
+        rows={"adapler": {"gamma": 5e-3, "phi": 5e-4, "adaptive_epochs": 3}, "length_adaptive": DROP},
+        searched_on=150,
+    ),
+    "mrpc": DropSet(
+        "glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3,
+        rows={"adapler": {"gamma": 3e-2, "phi": 5e-2, "adaptive_epochs": 3}, "length_adaptive": DROP},
+    ),
+    "wnut17": DropSet(
+        "wnut17.train", "wnut17.dev", "wnut17.test", 4, task="tokens", rows={"length_adaptive": DROP},
+    ),
+    "squad": DropSet(
+        "squad11_sub.train", None, "squad11_sub.dev", 2, task="span", limit=2000, test_limit=500, max_length=256,
+        rows={"length_adaptive": DROP}, searched_on=100,
+    ),
+    "eraser": DropSet(
+        "eraser_movies.train", "eraser_movies.dev", "eraser_movies.test", 2, max_length=256,
+        rows={"adapler": {"gamma": 5e-3, "phi": 5e-4, "adaptive_epochs": 3}},
+    ),
+}  # fmt: skip
+
+#: Rows that use the model of another one: its tokens are selected in another way.
+BORROWED = {"constant_ratio": "length_adaptive", "constant_ratio-random": "length_adaptive"}
+
+
+class Drops(Experiment):
+    spec: DropSet
+
+    def run(self, only: list[str]) -> None:
+        full = self.fit("full", self.encoder, (), {"num_train_epochs": self.spec.epochs})
+        if "full" not in self.rows:
+            points = {part: sweep(full, data, progress=False)[0].to_json() for part, data in self.measured().items()}
+            self.write("full", points)
+        for key, settings in self.spec.rows.items():
+            if key in self.rows or (only and key.split("-")[0] not in only):
+                continue
+            start, skip = BORROWED.get(key, "full"), ("backbone", "drop") if key in BORROWED else ("backbone",)
+            model = self.fit(key, str(self.runs / start), skip, settings)
+            if key == "length_adaptive" and "search" not in self.rows:
+                self.write("search", self.searched(model))
+            self.write(key, self.row(model))
+            print(self.name, key, json.dumps(self.rows[key]["chosen"]), flush=True)
+
+    def searched(self, model: AdaptiveModel) -> dict[str, Any]:
+        """Search on dev data; the frontier goes to the model folder."""
+        settings = SearchSettings(limit=self.spec.searched_on, iterations=10, mutations=10, crossovers=10)
+        found = search(model, self.dev, self.runs / "length_adaptive", settings, progress=False)
+        return {
+            "examples": found.examples,
+            "area": [iteration.area for iteration in found.iterations],
+            "tried": [iteration.tried for iteration in found.iterations],
+        }
+
+    def measured(self) -> dict[str, Any]:
+        return {"dev": self.dev, "test": self.test}
+
+    def row(self, model: AdaptiveModel) -> dict[str, Any]:
+        found = {part: sweep(model, data, progress=False) for part, data in self.measured().items()}
+        full = OperatingPoint(**self.rows["full"]["dev"])
+        chosen = {}
+        for loss in LOSSES:
+            dial = cheapest_within([full, *found["dev"]], loss).dial
+            chosen[f"{loss:g}"] = next((p.to_json() for p in found["test"] if p.dial == dial), None)
+        return {**{part: [p.to_json() for p in points] for part, points in found.items()}, "chosen": chosen}
+
+    def timed(self) -> Iterator[Timed]:
+        """Every row at every dial chosen."""
+        for key, row in self.rows.items():
+            if key not in NOT_METHODS:
+                model = AdaptiveModel.from_pretrained(self.runs / key)
+                for loss, point in row["chosen"].items():
+                    if point is not None:
+                        yield Timed(key, loss, model, point["dial"])
+
+
+def main() -> None:
+    arguments = command_line(__doc__, SETS, "runs/drops").parse_args()
+    torch.set_num_threads(arguments.threads)
+    for name in arguments.sets:
+        experiment = Drops("drops", arguments.data, arguments.model, name, SETS[name], arguments.runs, arguments.seed)
+        if not arguments.only_clock:
+            experiment.run(arguments.only)
+        if not arguments.no_clock:
+            experiment.clock(experiment.timed())
+
+
+if __name__ == "__main__":
+    main()
