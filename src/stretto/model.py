@@ -50,6 +50,7 @@ class AdaptiveModel(nn.Module):
         self.operating_points: list[dict[str, Any]] = []
         self.provenance: dict[str, Any] = {}
         self.reference = ReferenceEngine(self.backbone)
+        self._weights = tuple(encoder.parameters())  # listed once: walking the modules takes a millisecond
         self._packed: tuple[int, PackedEngine] | None = None
 
     @classmethod
@@ -107,7 +108,7 @@ class AdaptiveModel(nn.Module):
     @property
     def packed(self) -> PackedEngine:
         """The fast engine, laid out anew whenever a weight has changed since."""
-        stamp = hash(tuple((p.data_ptr(), p._version) for p in self.encoder.parameters()))
+        stamp = hash(tuple((p.data_ptr(), p._version) for p in self._weights))
         if self._packed is None or self._packed[0] != stamp:
             self._packed = (stamp, PackedEngine(self.backbone, self.dtype))
         return self._packed[1]
