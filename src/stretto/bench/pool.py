@@ -77,9 +77,11 @@ SINGLE_TOKENS = 1200  # at batch 1 every sequence is a measurement of its own: f
 
 
 def pool_batches(mix: Mix, batch: int) -> int:
-    """Batches in a pool: 12 of a single sequence, else 4; fewer where they would be too many tokens, but one."""
+    """Batches in a pool: 12 of a single sequence, else 4; fewer where they would be too many tokens, but two.
+
+    (Of a single batch there is nothing to sort.)"""
     most, tokens = (12, SINGLE_TOKENS) if batch == 1 else (4, POOL_TOKENS)
-    return max(1, min(most, int(tokens / (batch * mix.mean))))
+    return max(2, min(most, int(tokens / (batch * mix.mean))))
 
 
 @dataclass(frozen=True)
