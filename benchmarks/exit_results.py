@@ -22,7 +22,7 @@ SETS = {"sst2": "SST-2", "trec": "TREC", "mrpc": "MRPC", "stsb": "STS-B"}  # as 
 ENCODERS = ("gte-small",)  # shown first
 METRICS = {"accuracy": "accuracy, %", "pearson": "Pearson × 100"}
 HF = "time_gain_vs_huggingface"
-ADAPTIVE = [name for name in METHODS if name != "full"]
+ADAPTIVE = [name for name, method in METHODS.items() if method.uses_exits]
 
 Point = dict[str, Any]
 Row = dict[str, Any]

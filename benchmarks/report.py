@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from drop_results import drop_tables
 from exit_results import BATCHES, RESULTS, Row, cheapest_table, load_results, readme_results, set_tables, tracking_note
 from exits import RECIPES, static_recipes
 from pareto import digest, draw, drawn_digest
@@ -185,6 +186,7 @@ def backbone_table() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "results": readme_results,
     "sets": set_tables,
+    "drops": drop_tables,
     "recipes": recipe_table,
     "cheapest": cheapest_table,
     "tracking": tracking_note,

@@ -1,0 +1,91 @@
+"""The results of benchmarks/drops.py, set in tables. Anything in them may still be missing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from drops import LOSSES, NOT_METHODS, SETS
+from exit_results import BATCHES, HF, METRICS, RESULTS, by_batch
+
+from stretto.view.tables import markdown_table
+
+TITLES = {
+    "sst2": "SST-2", "ag_news": "AG News", "imdb": "IMDB", "mrpc": "MRPC", "wnut17": "WNUT-17", "squad": "SQuAD",
+    "eraser": "ERASER movies",
+}  # fmt: skip
+
+Row = dict[str, Any]
+
+
+def load_drops() -> list[dict[str, Any]]:
+    """The files that have a full model, in the order of the sets."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("drops-*.json")]
+    order = list(SETS)
+    return sorted(
+        (f for f in found if "full" in f), key=lambda f: (order.index(f["about"]["set"]), f["about"]["encoder"])
+    )
+
+
+def drop_tables() -> str:
+    """One table per set: each row at the dials chosen on the dev data."""
+    parts = []
+    for found in load_drops():
+        about, full = found["about"], found["full"]["test"]
+        metric = METRICS.get(about["main_metric"], about["main_metric"] + " × 100")
+        rows = [row for key in found if key not in NOT_METHODS for row in chosen_rows(found, key)]
+        told = [
+            f"{about['test_examples']} test inputs; score is {metric}. Full model: **{100 * full['score']:.2f}** "
+            f"(dev {100 * found['full']['dev']['score']:.2f}). {clock_note(found)}"
+        ]
+        if "search" in found:
+            search = found["search"]
+            told.append(
+                f"The search measured {search['tried'][-1]} configurations on {search['examples']} dev inputs; the "
+                f"area under its frontier went from {search['area'][0]:.4f} to {search['area'][-1]:.4f}."
+            )
+        parts += [
+            f"### {TITLES[about['set']]}, {about['encoder']}",
+            " ".join(told),
+            markdown_table(rows) if rows else "No method has been measured yet.",
+            f"Again: `{about['command']}` (seed {about['seed']}; stretto {about['stretto']}, torch {about['torch']}, "
+            f"transformers {about['transformers']}).",
+        ]
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def chosen_rows(found: dict[str, Any], key: str) -> list[Row]:
+    """A row per dial; one that serves several losses is shown for the smallest."""
+    rows: list[Row] = []
+    shown: set[float] = set()
+    for loss in LOSSES:
+        point = found[key]["chosen"][f"{loss:g}"]
+        if point is None or point["dial"] in shown:
+            continue
+        shown.add(point["dial"])
+        gains = found.get("clock", {}).get("methods", {}).get(key, {}).get(f"{loss:g}", {})
+        rows.append(
+            {
+                "method": key,
+                "dev loss ≤": f"{loss:g}",
+                "score": f"{100 * point['score']:.2f}",
+                "against full": f"{100 * (point['score'] - found['full']['test']['score']):+.2f}",
+                "cost": f"{point['cost']:.3f}",
+                "FLOPs ÷": f"{1 / point['cost']:.2f}",
+                "× full 1 / 8 / 32": by_batch(gains, "time_gain"),
+                "× HF 1 / 8 / 32": by_batch(gains, HF),
+                "tracking 1 / 8 / 32": by_batch(gains, "tracking"),
+            }
+        )
+    return rows
+
+
+def clock_note(found: dict[str, Any]) -> str:
+    clock = found.get("clock")
+    if clock is None:
+        return "Time: not measured yet."
+    full = " / ".join(f"{clock['methods']['full'][size][HF]:.2f}" for size in BATCHES)
+    return (
+        f"Time: {clock['sequences']} test inputs, median of {clock['rounds']} rounds, "
+        f"{found['about']['threads']} threads. The full model on the packed engine × HF: {full}."
+    )
