@@ -29,12 +29,10 @@ def learner(method: str = "deebert", **settings: Any) -> AdaptiveModel:
         epochs |= {"exit_epochs": 6, "exit_learning_rate": 5e-3}
     known = {field.name for field in dataclasses.fields(METHODS[method].Config)}
     further = {
-        "joint_epochs": 3,
-        "drop_epochs": 3,
-        "drop_learning_rate": 1e-3,
-        "adaptive_epochs": 3,
-        "adaptive_learning_rate": 5e-4,
-    }
+        "joint_epochs": 3, "drop_epochs": 3, "drop_learning_rate": 1e-3,
+        "adaptive_epochs": 3, "adaptive_learning_rate": 5e-4,
+        "search_epochs": 3, "retention_learning_rate": 0.1, "retrain_epochs": 3, "retrain_learning_rate": 1e-3,
+    }  # fmt: skip
     epochs |= {name: value for name, value in further.items() if name in known}
     return tiny_model(method, **{**epochs, **settings})
 

@@ -30,6 +30,8 @@ LENGTHS = [9, 5, 1, 12, 5, 7]
 def make(name: str, backbone: Backbone, task: Task | None = None, **settings: Any) -> Method:
     """A method with weights strong enough that exits disagree."""
     task = task or Classification([f"label {i}" for i in range(backbone.n_labels)])
+    if any(field.name == "max_tokens" for field in dataclasses.fields(METHODS[name].Config)):
+        settings.setdefault("max_tokens", 16)  # the texts here are short
     torch.manual_seed(3)
     method = METHODS[name](
         METHODS[name].Config(**settings), Shape(backbone.d, backbone.n_layers, backbone.n_labels), task

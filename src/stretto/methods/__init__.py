@@ -12,6 +12,7 @@ from stretto.methods.halting import Halting
 from stretto.methods.length_adaptive import LengthAdaptive
 from stretto.methods.lte import LTE
 from stretto.methods.pabee import PABEE
+from stretto.methods.power_bert import PowerBERT
 from stretto.methods.shallow_deep import ShallowDeep
 from stretto.methods.static_depth import StaticDepth
 from stretto.registry import Registry
@@ -19,7 +20,7 @@ from stretto.registry import Registry
 ALL: tuple[type[Method], ...] = (
     Full, StaticDepth, ConstantRatio,
     DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE,
-    LengthAdaptive, AdapLeR,
+    PowerBERT, LengthAdaptive, AdapLeR,
 )  # fmt: skip
 
 METHODS: Registry[type[Method]] = Registry(

@@ -23,6 +23,7 @@ search data was at most this. 1 is the full model.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -147,6 +148,10 @@ class LengthDrop(Method):
 class LengthAdaptive(LengthDrop):
     name = "length_adaptive"
     Config = LengthAdaptiveConfig
+    dial = Dial(
+        "budget", "the dearest configuration that costs at most this fraction of the full model is used",
+        off=1.0, sweep=(1.0,), upper=1.0,
+    )  # fmt: skip
 
     def __init__(self, config: LengthAdaptiveConfig, shape: Shape, task: Task) -> None:
         super().__init__(config, shape, task)
@@ -160,10 +165,7 @@ class LengthAdaptive(LengthDrop):
         # [F + 1, L] and [F + 1], from dear to cheap; the full model is always there
         self.frontier = torch.cat([torch.ones(1, shape.n_layers, dtype=torch.float64), frontier])
         self.costs = torch.cat([torch.ones(1, dtype=torch.float64), costs])
-        self.dial = Dial(
-            "budget", "the dearest configuration that costs at most this fraction of the full model is used",
-            off=1.0, sweep=tuple(self.costs.tolist()), upper=1.0,
-        )  # fmt: skip
+        self.dial = dataclasses.replace(type(self).dial, sweep=tuple(self.costs.tolist()))
 
     def lengths(self, dial: Tensor) -> Tensor:
         affordable = self.costs.to(dial.device) <= dial.unsqueeze(-1)  # [B, F + 1]

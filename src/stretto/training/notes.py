@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from stretto.encoding import EncodedDataset, collate
+from stretto.errors import StrettoError
 from stretto.methods.base import Notes, Stage
 from stretto.model import AdaptiveModel
 from stretto.state import Inputs
@@ -29,6 +30,7 @@ def with_notes(
     else:
         model.eval()
         notes = model.method.prepare(stage, model.reference, labelled_batches(model, data, stage.name, progress))
+        check_notes(notes, data)
         if notes and is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(".part")
@@ -45,6 +47,22 @@ def labelled_batches(
     for start in tqdm(starts, desc=f"preparing {name}", disable=not progress, leave=False):
         batch = pad([data[i] for i in range(start, min(start + BATCH, len(data)))])
         yield Inputs(batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids")), batch["labels"]
+
+
+def check_notes(notes: Notes, data: EncodedDataset) -> None:
+    lengths = [len(feature["input_ids"]) for feature in data.features]
+    for name, values in notes.items():
+        if len(values) != len(lengths):
+            raise StrettoError(
+                f"Expected a note '{name}' on each of {len(lengths)} examples, got {len(values)}. "
+                "Return one tensor per example from prepare(), in order."
+            )
+        for index, (value, length) in enumerate(zip(values, lengths, strict=True)):
+            if len(value) != length:
+                raise StrettoError(
+                    f"Expected a note '{name}' on each of the {length} tokens of example {index}, got {len(value)}. "
+                    "Leave out the padding."
+                )
 
 
 def unpack(stored: dict[str, Tensor], data: EncodedDataset) -> Notes:

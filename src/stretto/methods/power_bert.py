@@ -1,0 +1,172 @@
+"""PoWER-BERT: every layer keeps a fixed number of tokens, found by gradient descent.
+
+How many tokens each layer needs is learned first: the output of the token in k-th place of significance is multiplied
+by a weight, all weights are pushed towards 0, and what the answers need stays up. The sum of a layer's weights is the
+number of tokens it keeps; the model is then trained again with the others gone.
+
+Goyal, Choudhury, Raje, Chakaravarthy, Sabharwal, Verma: *PoWER-BERT: Accelerating BERT Inference via Progressive
+Word-vector Elimination*, ICML 2020.
+
+    significance of a token: attention it receives                  -> `State.attention_received`
+    soft extraction: output x r_l[place], 0 <= r <= 1               -> `places`, `soft_extract`
+    loss + λ Σ_l (l / L) Σ_k r_l[k]                                 -> `elimination_penalty`, `PowerBERT.learn`
+    l_j = round Σ_k r_j[k], at least 2, never rising                -> `configuration`
+    hard extraction: protected tokens and the best l_j - 1 others   -> `PowerBERT.decide`
+
+Differs from the paper: significance includes the attention a token pays to itself, and padding takes no part in it;
+tokens that may not be dropped share place 0, whose weight is fixed at 1; layer numbers are divided by L, so that λ is
+what a token in the last layer must be worth in loss, whatever the depth (the paper's λ times L); places that no
+training text has start at 0 instead of sinking to it; a text keeps min(l_j, n) of its n tokens. Places from
+`max_tokens` on share the last weight in the search and are dropped afterwards. Where every token is answered, a
+dropped one keeps its last state; the search, which multiplies it away, then errs on the side of keeping.
+
+Dial: the strength. At 1 every layer keeps its l_j tokens, as trained; below, so much of the way from all tokens to
+them. 0 is the full model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from stretto.errors import StrettoError
+from stretto.methods.base import Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.selection import AT_LEAST, ranks
+from stretto.state import Decision, Inputs, State
+from stretto.tasks import Task
+
+if TYPE_CHECKING:
+    from stretto.engine.reference import ReferenceEngine
+
+
+@dataclass(frozen=True)
+class PowerBERTConfig:
+    num_train_epochs: float = 3
+    """Epochs of ordinary fine-tuning (the first stage)."""
+    learning_rate: float = 5e-5
+    """Learning rate of ordinary fine-tuning."""
+    search_epochs: float = 3
+    """Epochs of the search for how many tokens each layer keeps (the second stage)."""
+    search_learning_rate: float = 2e-5
+    """Learning rate of the backbone while searching."""
+    retention_learning_rate: float = 1e-2
+    """Learning rate of the weights r that the search looks for."""
+    penalty: float = 3e-3
+    """λ: what a token in the last layer must be worth in loss. More drops more tokens."""
+    max_tokens: int = 512
+    """Longest text the search tells places apart in; of a longer one no layer keeps more than this."""
+    retrain_epochs: float = 3
+    """Epochs of training with the other tokens dropped (the third stage)."""
+    retrain_learning_rate: float = 3e-5
+    """Learning rate of the third stage."""
+
+
+def places(scores: Tensor, state: State) -> Tensor:
+    """[N] scores -> [N] place within the sequence: 0 for all protected rows, then 1, 2, … from the highest score on."""
+    return (ranks(scores, state) - n_protected(state)[state.sequence] + 1).clamp(min=0)
+
+
+def n_protected(state: State) -> Tensor:
+    """[B] rows of each sequence that may not be dropped; at least 1, position 0."""
+    return torch.bincount(state.sequence[state.protected], minlength=state.n_sequences)
+
+
+def retention(weights: Tensor) -> Tensor:
+    """[…, K] parameters -> […, K] r in [0, 1]; place 0 is always kept."""
+    return torch.cat([torch.ones_like(weights[..., :1]), weights[..., 1:].clamp(0, 1)], dim=-1)
+
+
+def soft_extract(r: Tensor, place: Tensor) -> Tensor:
+    """[K] weights of a layer, [N] places -> [N] factor on each token's output."""
+    return r[place.clamp(max=len(r) - 1)]
+
+
+def elimination_penalty(r: Tensor) -> Tensor:
+    """[L, K] -> Σ_l (l / L) Σ_k r_l[k]: later layers are pushed harder, as their tokens have been through more."""
+    layer = torch.arange(1, len(r) + 1, dtype=r.dtype, device=r.device)
+    return (layer / len(r)) @ r.sum(dim=1)
+
+
+def configuration(r: Tensor) -> Tensor:
+    """[L, K] -> [L] tokens that each layer keeps."""
+    return r.double().sum(dim=1).round().clamp(min=AT_LEAST).cummin(dim=0).values
+
+
+def interpolate(n: Tensor, kept: Tensor, strength: Tensor) -> Tensor:
+    """[B] tokens, tokens kept at strength 1, [B] strength -> [B] tokens kept; falls as the strength rises."""
+    return (n - strength * (n - kept).clamp(min=0)).ceil().long()
+
+
+class PowerBERT(Method):
+    name = "power_bert"
+    Config = PowerBERTConfig
+    points = frozenset({"between"})
+    tasks = ("classification", "regression", "tokens", "span")
+    restore = True
+    dial = Dial(
+        "strength", "how far to go from all tokens to the number each layer was trained to keep; 0 keeps all",
+        off=0.0, sweep=tuple(step / 20 for step in range(21)), upper=1.0,
+    )  # fmt: skip
+
+    def __init__(self, config: PowerBERTConfig, shape: Shape, task: Task) -> None:
+        super().__init__(config, shape, task)
+        if config.max_tokens < AT_LEAST:
+            raise StrettoError(
+                f"Expected max_tokens of at least {AT_LEAST}, got {config.max_tokens}. "
+                "Set it to the length of the longest texts."
+            )
+        self.weights = nn.Parameter(torch.ones(shape.n_layers, config.max_tokens))  # r before it is clipped
+        self.searching = False  # tokens are weighed instead of dropped
+
+    def decide(self, state: State) -> Decision | None:
+        if self.searching:
+            return Decision(output_factor=soft_extract(retention(self.weights)[state.layer - 1], self.place(state)))
+        present = state.lengths - n_protected(state) + 1  # [B] places, as all protected rows share one
+        n = state.notes.setdefault("places", present)  # those the sequence came in with
+        count = interpolate(n, configuration(retention(self.weights.detach()))[state.layer - 1], state.dial)
+        if bool((count >= present).all()):
+            return None
+        return Decision(drop=self.place(state) >= count[state.sequence])
+
+    def place(self, state: State) -> Tensor:
+        """[N] places by significance."""
+        state.row_notes["score"] = state.attention_received
+        return places(state.row_notes["score"], state)
+
+    def stages(self) -> list[Stage]:
+        config, as_trained = self.config, (1.0,)
+        search = Stage(
+            "search", config.search_epochs, config.search_learning_rate, best_by="last", decides=True,
+            dials=as_trained, rates=(("weights", config.retention_learning_rate),),
+        )  # fmt: skip
+        retrain = Stage(
+            "retrain", config.retrain_epochs, config.retrain_learning_rate, decides=True, dials=as_trained
+        )  # fmt: skip
+        return [self.finetuning(), search, retrain]
+
+    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterator[tuple[Inputs, Tensor]]) -> Notes:
+        if stage.name == "search":
+            longest = max(int(inputs.attention_mask.sum(dim=1).max()) for inputs, _ in batches)
+            with torch.no_grad():
+                self.weights[:, longest:] = 0
+        return {}
+
+    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
+        if stage.name != "search":
+            return super().learn(stage, batch)
+        self.searching = True
+        try:
+            logits = batch.run(self.dial.off).logits
+        finally:
+            self.searching = False
+        loss = self.task.loss(logits, batch.labels).mean()
+        return loss + self.config.penalty * elimination_penalty(retention(self.weights))
+
+    @torch.no_grad()
+    def after_step(self, stage: Stage) -> None:
+        if stage.name == "search":
+            self.weights.clamp_(0, 1)
