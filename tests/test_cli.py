@@ -17,7 +17,9 @@ from stretto import AdaptiveModel, __version__
 from stretto.methods import METHODS
 from stretto.training import StageTrainer
 
-VERBS = ["train", "evaluate", "predict", "bench engine", "bench model", "methods", "demo"]
+VERBS = [
+    "train", "evaluate", "search", "predict", "bench engine", "bench model", "methods", "demo",
+]  # fmt: skip
 
 
 # ---- help --------------------------------------------------------------------------------------------------

@@ -91,6 +91,13 @@ def make_world(folder: Path) -> None:
     rows = {"sentence": [text for text, _ in reviews], "label": [label == "good" for _, label in reviews]}
     data = datasets.Dataset.from_dict(rows, features=features)
     datasets.DatasetDict(train=data, validation=data.select(range(20))).save_to_disk(folder / "stanfordnlp" / "sst2")
+    tiny_model("length_adaptive").save_pretrained(folder / "adaptive-model")
+    marked = [text.split() for text, _ in reviews[:4]]
+    rationales = [
+        {"tokens": words, "rationale": [int(word in ("bad", "good")) for word in words], "label": "good"}
+        for words in marked
+    ]
+    (folder / "rationales.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rationales), encoding="utf-8")
     model = tiny_model("deebert", num_train_epochs=1, exit_epochs=1)
     train(model, tiny_reviews(40), tiny_reviews(20, seed=1), folder / "reviews-model", progress=False)
 

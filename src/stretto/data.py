@@ -22,7 +22,8 @@ from stretto.records import GUESS, Columns, Label, Record, read
 
 __all__ = [
     "Columns", "Dataset", "Encoded", "EncodedDataset", "Record",
-    "collate", "encode", "load", "max_length_of", "read", "split_off",
+    "by_length", "collate", "encode", "load", "max_length_of", "read", "sample",
+    "split_off",
 ]  # fmt: skip
 
 
@@ -91,6 +92,19 @@ def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Da
     held = set(order[((np.arange(count) + 0.5) * len(order) / count).astype(int)].tolist())
     left = [i for i in range(len(dataset)) if i not in held]
     return _take(dataset, left), _take(dataset, sorted(held))
+
+
+def sample(dataset: Dataset, count: int, seed: int) -> Dataset:
+    """At most `count` random examples, in file order."""
+    if count >= len(dataset):
+        return dataset
+    chosen = np.random.default_rng(seed).choice(len(dataset), size=count, replace=False)
+    return _take(dataset, sorted(chosen.tolist()))
+
+
+def by_length(dataset: Dataset) -> Dataset:
+    """The same examples, the shortest texts first: batches of near-equal lengths run faster."""
+    return _take(dataset, sorted(range(len(dataset)), key=lambda index: sum(map(len, dataset.texts[index]))))
 
 
 def _take(dataset: Dataset, indices: list[int]) -> Dataset:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from stretto.data import Dataset
-from stretto.encoding import collate, encode
+from stretto.encoding import Encoded, collate, encode
 from stretto.errors import StrettoError
 from stretto.measure import Cost
 from stretto.recording import record, replay
@@ -57,17 +57,20 @@ def sweep(
     *,
     batch_size: int = 32,
     progress: bool = True,
+    encoded: Encoded | None = None,
 ) -> list[OperatingPoint]:
-    """Measure each dial (default: the method's own sweep) on labelled data."""
+    """Measure each dial (default: the method's own sweep) on labelled data.
+
+    Who sweeps the same data again and again may pass what `encode` made of its texts."""
     if data.labels is None:
         raise StrettoError("Expected labelled data to evaluate on, got none. Name the label column.")
     dials = model.method.dial.sweep if dials is None else dials
     for dial in dials:
         model.method.dial.check(dial)
-    features = encode(model.tokenizer, data.texts, model.max_length).features
+    encoded = encode(model.tokenizer, data.texts, model.max_length) if encoded is None else encoded
     labels = torch.tensor(data.labels)
     points = []
-    for dial, (logits, trace) in zip(dials, _runs(model, features, dials, batch_size, progress), strict=True):
+    for dial, (logits, trace) in zip(dials, _runs(model, encoded.features, dials, batch_size, progress), strict=True):
         metrics = model.task.metrics(logits, labels)
         cost = Cost.of(trace, model.backbone)
         points.append(OperatingPoint(dial, metrics[model.task.main_metric], cost.total, cost.mean_depth, metrics))

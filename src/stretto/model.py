@@ -175,4 +175,9 @@ def make_config(method: type[Method], settings: dict[str, Any]) -> Any:
             f"Expected settings of {method.name} among {', '.join(known)}; got {', '.join(unknown)}. "
             f"`stretto methods {method.name}` describes them."
         )
-    return method.Config(**{name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()})
+    return method.Config(**{name: as_tuples(value) for name, value in settings.items()})
+
+
+def as_tuples(value: Any) -> Any:
+    """JSON's lists, nested ones too, as the tuples that a frozen Config holds."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from stretto.cli import bench, demo, describe, evaluate, predict, train
+from stretto.cli import bench, demo, describe, evaluate, predict, search, train
 from stretto.cli.verbs import TERMINATED, Verb, Verbs, examples
 
 __all__ = ["app", "main"]
@@ -27,6 +27,7 @@ benches = typer.Typer(
 
 app.command("train", cls=train.TrainVerb, epilog=examples(train.EXAMPLES))(train.train)
 app.command("evaluate", cls=Verb, epilog=examples(evaluate.EXAMPLES))(evaluate.evaluate)
+app.command("search", cls=Verb, epilog=examples(search.EXAMPLES))(search.search)
 app.command("predict", cls=Verb, epilog=examples(predict.EXAMPLES))(predict.predict)
 app.add_typer(benches, name="bench")
 benches.command("engine", cls=Verb, epilog=examples(bench.ENGINE_EXAMPLES))(bench.engine)

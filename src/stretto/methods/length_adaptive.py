@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -97,15 +99,24 @@ class LengthDrop(Method):
 
     def __init__(self, config: LengthDropConfig, shape: Shape, task: Task) -> None:
         super().__init__(config, shape, task)
-        self.lengths_in_training: Tensor | None = None  # [L] fractions; takes the place of the dial
+        self._fixed: Tensor | None = None
 
     def lengths(self, dial: Tensor) -> Tensor:
         """[B] dials -> [B, L] fractions of the input that each layer keeps."""
         raise NotImplementedError
 
+    @contextmanager
+    def fixed_lengths(self, lengths: Tensor) -> Iterator[None]:
+        """Inside, every sequence is cut to these [L] fractions of its input, whatever the dial says."""
+        self._fixed = lengths
+        try:
+            yield
+        finally:
+            self._fixed = None
+
     def decide(self, state: State) -> Decision:
-        if self.lengths_in_training is not None:
-            fraction = self.lengths_in_training[state.layer - 1].to(state.dial)
+        if self._fixed is not None:
+            fraction = self._fixed[state.layer - 1].to(state.dial)
         else:
             fraction = self.lengths(state.dial)[:, state.layer - 1]
         count = (fraction * remember_length(state)).ceil().long()  # [B]
@@ -136,11 +147,8 @@ class LengthDrop(Method):
         smallest = constant_ratio_lengths(1 - config.length_drop, n_layers)
         samples = [sample_lengths(config.length_drop, n_layers) for _ in range(config.random_models)]
         for lengths in (smallest, *samples):
-            self.lengths_in_training = lengths
-            try:
+            with self.fixed_lengths(lengths):
                 student = batch.run(self.dial.off, skip=sample_skips(config.layer_drop, n_layers)).logits
-            finally:
-                self.lengths_in_training = None
             loss = loss + self.task.distillation(student, full.detach(), batch.labels).mean()
         return loss / (config.random_models + 2)
 

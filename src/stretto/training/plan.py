@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from transformers import TrainingArguments
 from stretto.data import Dataset
 from stretto.encoding import EncodedDataset, encode
 from stretto.errors import StrettoError
+from stretto.journal import dataset_digest
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
 from stretto.training.processes import is_main_process
@@ -58,7 +58,7 @@ class Plan:
         self.arguments = {**DEFAULTS, **arguments}
         self.model, self.stages = model, stages
         self.sizes = {"train": len(train_data), "dev": len(dev_data)}
-        self.digests = {"train": digest(train_data), "dev": digest(dev_data)}
+        self.digests = {"train": dataset_digest(train_data), "dev": dataset_digest(dev_data)}
         self.truncated = 0
 
     def examples(self, data: Dataset) -> EncodedDataset:
@@ -102,8 +102,3 @@ class Plan:
             unfinished = work / "plan.json.part"  # in one move: another process may be reading it
             unfinished.write_text(text, encoding="utf-8")
             unfinished.replace(path)
-
-
-def digest(data: Dataset) -> int:
-    """A number that tells other texts, labels or another order apart."""
-    return zlib.crc32(repr((data.texts, data.labels)).encode())

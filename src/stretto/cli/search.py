@@ -1,0 +1,128 @@
+"""`stretto search`: the best lengths for every budget, for a Length-Adaptive model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from stretto.cli.options import BatchSize, Dtype, Json, Label, Labelled, ModelFolder, Seed, Split, Text, TextB
+from stretto.cli.output import STDOUT, on_terminal, open_model, point_formats, point_rows, say, write_json
+from stretto.errors import StrettoError
+
+if TYPE_CHECKING:
+    from stretto.search import Iteration, SearchResult
+
+EXAMPLES = """
+stretto search reviews-model dev.csv
+stretto search reviews-model dev.csv --limit 500 --iterations 15 --plot frontier.png
+stretto search reviews-model dev.csv --max-seconds 3600      # the same command goes on later
+stretto search reviews-model dev.csv --output searched-model --json search.json
+
+An interrupted search goes on where it was when the same command is given again.
+"""
+
+
+def search(
+    model: ModelFolder,
+    data: Labelled,
+    output: Annotated[str | None, Option(metavar="DIR", help="Folder for the result; without it the model's.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Most examples to measure candidates on (a sample).")] = None,
+    iterations: Annotated[int, Option(min=1, help="Most iterations.")] = 30,
+    mutations: Annotated[int, Option(min=0, help="Mutants per iteration.")] = 30,
+    crossovers: Annotated[int, Option(min=0, help="Crossovers per iteration.")] = 30,
+    population: Annotated[int, Option(min=2, help="Constant-ratio configurations to start from.")] = 20,
+    patience: Annotated[int, Option(min=1, help="Stop after this many iterations without growth.")] = 5,
+    max_seconds: Annotated[float | None, Option(min=0, help="Stop then, and keep what was found.")] = None,
+    seed: Seed = 42,
+    text: Text = None,
+    text_b: TextB = None,
+    label: Label = None,
+    split: Split = None,
+    batch_size: BatchSize = 32,
+    dtype: Dtype = "float32",
+    json: Json = None,
+    plot: Annotated[str | None, Option(metavar="FILE", help="Draw the first and last frontier (.png …).")] = None,
+) -> None:
+    """Search how many tokens each layer should keep, for every budget.
+
+    For models trained with --method length_adaptive. The result is stored in the model folder."""
+    from stretto.bench.results import versions
+    from stretto.data import Columns, load
+    from stretto.search import SearchSettings, searchable
+    from stretto.search import search as run_search
+    from stretto.view.plots import check_plot_path
+    from stretto.view.tables import show_table
+
+    if plot is not None:
+        check_plot_path(plot)
+    target = Path(output or model)
+    settings = SearchSettings(
+        iterations, mutations, crossovers, population=population, patience=patience, limit=limit, seed=seed
+    )
+    loaded = open_model(model, dtype)
+    searchable(loaded)
+    if output is None and not target.is_dir():
+        raise StrettoError(f"Expected a folder to write the result to, got the hub name '{model}'. Add --output.")
+    examples = load(
+        data, columns=Columns(text, text_b, label), split=split,
+        label_names=loaded.task.label_names, regression=loaded.task.name == "regression",
+    )  # fmt: skip
+    if Path(f"{target}.search").exists():
+        say(f"going on with the unfinished search in {target}.search")
+    result = run_search(
+        loaded, examples, target, settings, batch_size=batch_size, max_seconds=max_seconds, progress=on_terminal()
+    )
+    if json != STDOUT:
+        show_table([iteration_row(iteration) for iteration in result.iterations], {"area": ".4f"}, title="The search")
+        print()
+        title = f"What was found, on {len(examples)} examples; the dial is {loaded.method.dial.name}"
+        show_table(point_rows(result.points, loaded.dial), {**point_formats(result.points), "dial": ".3f"}, title=title)
+    write_json(
+        json,
+        {
+            "model": model,
+            "data": data,
+            "output": str(target),
+            "examples": len(examples),
+            "searched on": result.examples,
+            "settings": vars(settings),
+            "finished": result.finished,
+            "main_metric": loaded.task.main_metric,
+            "default dial": loaded.dial,
+            "iterations": [iteration_json(iteration) for iteration in result.iterations],
+            "points": [point.to_json() for point in result.points],
+            "versions": versions(),
+        },
+    )
+    if plot is not None:
+        draw(result, plot, loaded.task.main_metric)
+        say(f"wrote {plot}")
+    say(f"saved {target}" if result.finished else f"time is up; saved {target}, and the same command goes on")
+
+
+def iteration_row(iteration: Iteration) -> dict[str, Any]:
+    return {
+        "iteration": iteration.number,
+        "tried": iteration.tried,
+        "frontier": len(iteration.frontier),
+        "area": iteration.area,
+    }
+
+
+def iteration_json(iteration: Iteration) -> dict[str, Any]:
+    frontier = [{"cost": each.cost, "score": each.score, "lengths": each.lengths} for each in iteration.frontier]
+    return {**iteration_row(iteration), "frontier": frontier}
+
+
+def draw(result: SearchResult, path: str, metric: str) -> None:
+    """The frontier of constant ratios, and what became of it."""
+    from stretto.view.plots import pareto_plot
+
+    first, last = result.iterations[0], result.iterations[-1]
+    curves = {
+        "constant ratios (the start)": [candidate.point for candidate in first.frontier],
+        f"after {last.number} iterations": [candidate.point for candidate in last.frontier],
+    }
+    pareto_plot(curves, path, full=result.points[0], metric=metric)

@@ -1,0 +1,103 @@
+"""Measurements written down one by one, so that a killed run can go on: a file of JSON lines, a plan at its head.
+
+A line is added whole or, if the process dies over it, is left out when the journal is next opened. A journal belongs
+to one plan; another plan is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from torch import nn
+
+from stretto.errors import StrettoError
+
+if TYPE_CHECKING:
+    from stretto.data import Dataset
+
+FILE = "state.jsonl"
+Key = tuple[float, ...]
+
+
+class Journal:
+    """Results by key, in memory and in `folder`; a context, as it holds a file open."""
+
+    def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
+        self.folder, self.plan = folder, json.loads(json.dumps(plan))
+        self.path = folder / FILE
+        self.entries: dict[Key, dict[str, Any]] = {}
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Journal:
+        if self.path.exists():
+            self._read()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_name(FILE + ".part")
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.write(_line(self.plan))
+            file.writelines(_line({"key": key, "value": value}) for key, value in self.entries.items())
+        os.replace(unfinished, self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def get(self, key: Key) -> dict[str, Any] | None:
+        return self.entries.get(key)
+
+    def add(self, key: Key, value: dict[str, Any]) -> None:
+        assert self._file is not None
+        self.entries[key] = value
+        self._file.write(_line({"key": key, "value": value}))
+        self._file.flush()
+
+    def remove(self) -> None:
+        """The work is done."""
+        self._close()
+        shutil.rmtree(self.folder)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _read(self) -> None:
+        head, *lines = self.path.read_text(encoding="utf-8").split("\n")
+        try:
+            plan = json.loads(head)
+            entries = [json.loads(line) for line in lines[:-1]]  # what follows the last line's end was cut off
+            self.entries = {tuple(entry["key"]): entry["value"] for entry in entries}
+        except (ValueError, KeyError, TypeError) as error:
+            raise StrettoError(
+                f"Expected the unfinished work in '{self.path}' to be readable, got {error}. "
+                f"Delete '{self.folder}' to start anew."
+            ) from error
+        if plan != self.plan:
+            other = [name for name in self.plan if not isinstance(plan, dict) or plan.get(name) != self.plan[name]]
+            raise StrettoError(
+                f"Expected to go on with the unfinished work in '{self.folder}', got another {', '.join(other)}. "
+                f"Delete '{self.folder}' to start anew, or give what was given before."
+            )
+
+
+def _line(content: Any) -> str:
+    return json.dumps(content) + "\n"
+
+
+def weights_digest(module: nn.Module) -> int:
+    """A number that tells other weights apart."""
+    number = 0
+    for name, tensor in sorted(module.state_dict().items()):
+        number = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), zlib.crc32(name.encode(), number))
+    return number
+
+
+def dataset_digest(data: Dataset) -> int:
+    """A number that tells other texts, labels or another order apart."""
+    return zlib.crc32(repr((data.texts, data.labels)).encode())

@@ -1,0 +1,292 @@
+"""The evolutionary search for lengths: which fraction of its tokens each layer of a Length-Adaptive model keeps.
+
+    start:  constant-ratio configurations, evenly spread in FLOPs        -> `evolution.start_population`
+    repeat: the Pareto frontier (score up, cost down) has children:
+            n_m mutants and n_c crossovers                               -> `evolution.mutate`, `evolution.cross`
+            all are measured; the new frontier is kept                   -> `evolution.pareto_frontier`
+
+Every candidate is run on the packed engine: its score and cost are measured, not estimated.
+
+Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime with Search*, ACL 2021, section 3.2.
+
+Differs from the paper: configurations are fractions of the input's length; none is measured twice; the search stops
+early when the area under the frontier has grown by less than `LEAST_GROWTH` over the last `patience` iterations.
+
+A search can be killed and goes on where it was: each measurement is written down beside the model, and all that is
+random follows from the seed and the iteration's number. The end result is that of an uninterrupted search.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm.auto import tqdm
+
+from stretto.data import Dataset, by_length, sample
+from stretto.encoding import Encoded, encode
+from stretto.errors import StrettoError
+from stretto.evaluate import OperatingPoint, cheapest_within, sweep
+from stretto.evolution import Lengths, area, constant_ratio, offspring, pareto_frontier, start_population
+from stretto.journal import Journal, dataset_digest, weights_digest
+from stretto.methods.length_adaptive import LengthAdaptive
+
+if TYPE_CHECKING:
+    from stretto.model import AdaptiveModel
+
+#: The search has settled when `patience` iterations together add less than this to the area (a mean score in [0, 1]).
+LEAST_GROWTH = 1e-4
+#: Tries per child to find a configuration that is new.
+ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    iterations: int = 30
+    """G: most iterations."""
+    mutations: int = 30
+    """n_m: mutants per iteration."""
+    crossovers: int = 30
+    """n_c: crossovers per iteration."""
+    probability: float = 0.5
+    """p_m: probability with which a mutant's layer changes."""
+    population: int = 20
+    """Constant-ratio configurations to start from."""
+    patience: int = 5
+    """Iterations with (almost) no growth of the area after which the search stops."""
+    limit: int | None = None
+    """Most examples to measure candidates on, a random sample; what is found is measured on all."""
+    seed: int = 42
+    """Seed of everything random."""
+
+    def __post_init__(self) -> None:
+        fits = (
+            min(self.iterations, self.patience) >= 1
+            and min(self.mutations, self.crossovers) >= 0
+            and self.population >= 2
+            and 0 < self.probability <= 1
+            and (self.limit is None or self.limit >= 1)
+        )
+        if not fits:
+            raise StrettoError(
+                "Expected at least 1 iteration, 1 of patience, a population of 2, no negative counts, a probability "
+                f"in (0, 1] and a limit of 1 or more, got {self}. Correct the settings."
+            )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration and what it was measured to give; the dial of its point is its cost."""
+
+    lengths: Lengths
+    point: OperatingPoint
+
+    @property
+    def score(self) -> float:
+        return self.point.score
+
+    @property
+    def cost(self) -> float:
+        return self.point.cost
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Where the search stood after an iteration; number 0 is the start."""
+
+    number: int
+    tried: int
+    """Configurations measured so far."""
+    frontier: list[Candidate]
+    """From dear to cheap."""
+    area: float
+    """See `evolution.area`; budgets from that of the smallest constant-ratio configuration to the full model's."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    iterations: list[Iteration]
+    points: list[OperatingPoint]
+    """The full model and the configurations found, measured on all examples."""
+    examples: int
+    """Examples that candidates were measured on."""
+    finished: bool
+    """False if the time was up; the same search then goes on from here."""
+
+
+def search(
+    model: AdaptiveModel,
+    data: Dataset,
+    output: str | Path,
+    settings: SearchSettings | None = None,
+    *,
+    batch_size: int = 32,
+    max_seconds: float | None = None,
+    progress: bool = True,
+) -> SearchResult:
+    """Search on labelled data, give the model what was found and save it to `output` (its own folder, say).
+
+    `OUTPUT.search` holds what has been measured until the search is finished."""
+    settings = settings or SearchSettings()
+    method = searchable(model)
+    until = float("inf") if max_seconds is None else time.monotonic() + max_seconds
+    examples = data if settings.limit is None else sample(data, settings.limit, settings.seed)
+    prepared = Prepared.of(model, examples, batch_size)
+    ratio = 1 - method.config.length_drop
+    n_layers = model.backbone.n_layers
+    iterations: list[Iteration] = []
+    most = settings.population + settings.iterations * (settings.mutations + settings.crossovers)
+    with (
+        Journal(Path(f"{output}.search"), plan_of(model, examples, settings, batch_size)) as journal,
+        tqdm(total=most, unit=" configurations", disable=not progress, leave=False) as bar,
+    ):
+
+        def evaluate(lengths: Lengths) -> Candidate:
+            found = journal.get(lengths)
+            point = measure_lengths(model, prepared, lengths) if found is None else OperatingPoint(**found)
+            if found is None:
+                journal.add(lengths, point.to_json())
+            bar.update()
+            return Candidate(lengths, point)
+
+        start = start_population(settings.population, ratio, n_layers)
+        floor = constant_ratio(ratio, n_layers)[-1]
+        for iteration in evolve(evaluate, start, floor, settings, lambda: time.monotonic() >= until):
+            iterations.append(iteration)
+            bar.set_description(f"iteration {iteration.number}, area {iteration.area:.4f}")
+        finished = time.monotonic() < until
+        found = iterations[-1].frontier
+        full = evaluate(start[0])
+        if len(examples) < len(data):
+            everything = Prepared.of(model, data, batch_size)
+            full, *found = [
+                Candidate(each.lengths, measure_lengths(model, everything, each.lengths))
+                for each in tqdm([full, *found], desc="measuring", disable=not progress, leave=False)
+            ]
+        points = adopt(model, full, found)
+        result = SearchResult(iterations, points, len(examples), finished)
+        model.provenance = {**model.provenance, **provenance(result, len(data), settings.seed)}
+        model.save_pretrained(output)
+        if finished:
+            journal.remove()
+    return result
+
+
+def searchable(model: AdaptiveModel) -> LengthAdaptive:
+    if not isinstance(model.method, LengthAdaptive):
+        raise StrettoError(
+            f"Expected a model of the method length_adaptive, got one of {model.method.name}. "
+            "Train with --method length_adaptive: only then do its layers bear any lengths."
+        )
+    return model.method
+
+
+def evolve(
+    evaluate: Callable[[Lengths], Candidate],
+    start: list[Lengths],
+    floor: float,
+    settings: SearchSettings,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Iteration]:
+    """The search itself. `start` is measured whole; `stop` may end an iteration before all its children are."""
+    seen = set(start)
+    frontier = [evaluate(lengths) for lengths in start]
+    tried, low = len(start), min(candidate.cost for candidate in frontier)
+    frontier = pareto_frontier(frontier)
+    areas = [area(frontier, low)]
+    yield Iteration(0, tried, frontier, areas[-1])
+    for number in range(1, settings.iterations + 1):
+        children = offspring(
+            [candidate.lengths for candidate in frontier], seen, mutations=settings.mutations,
+            crossovers=settings.crossovers, probability=settings.probability, floor=floor, attempts=ATTEMPTS,
+            dice=random.Random(f"{settings.seed}/{number}"),
+        )  # fmt: skip
+        # what has been seen is what was proposed, not what an earlier run measured: a resumed search proposes the same
+        seen.update(children)
+        born = []
+        for child in children:
+            if stop():
+                break
+            born.append(evaluate(child))
+        if not born:  # nothing new is left, or no time
+            return
+        tried += len(born)
+        frontier = pareto_frontier([*frontier, *born])
+        areas.append(area(frontier, low))
+        yield Iteration(number, tried, frontier, areas[-1])
+        if stop() or (number >= settings.patience and areas[-1] - areas[-1 - settings.patience] < LEAST_GROWTH):
+            return
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data made ready once, to be measured often."""
+
+    data: Dataset
+    encoded: Encoded
+    batch_size: int
+
+    @classmethod
+    def of(cls, model: AdaptiveModel, data: Dataset, batch_size: int) -> Prepared:
+        ordered = by_length(data)
+        return cls(ordered, encode(model.tokenizer, ordered.texts, model.max_length), batch_size)
+
+
+def measure_lengths(model: AdaptiveModel, ready: Prepared, lengths: Lengths) -> OperatingPoint:
+    """What a configuration gives, run and measured; its cost becomes its dial."""
+    off = [model.method.dial.off]
+    with searchable(model).fixed_lengths(torch.tensor(lengths, dtype=torch.float64)):
+        (point,) = sweep(model, ready.data, off, batch_size=ready.batch_size, progress=False, encoded=ready.encoded)
+    return dataclasses.replace(point, dial=point.cost)
+
+
+def adopt(model: AdaptiveModel, full: Candidate, found: list[Candidate]) -> list[OperatingPoint]:
+    """Give the model the configurations found, their points, and as default dial the cheapest within half a point."""
+    frontier = [candidate for candidate in pareto_frontier(found) if candidate.cost < 1]
+    if not frontier:
+        raise StrettoError(
+            "Expected texts that can be shortened, got only configurations that cost as much as the full model. "
+            "Search on longer texts."
+        )
+    method = searchable(model)
+    config = dataclasses.replace(
+        method.config,
+        costs=tuple(candidate.cost for candidate in frontier),
+        frontier=tuple(candidate.lengths for candidate in frontier),
+    )
+    model.method = LengthAdaptive(config, method.shape, method.task).eval()
+    points = [dataclasses.replace(full.point, dial=model.method.dial.off), *(each.point for each in frontier)]
+    model.operating_points = [point.to_json() for point in points]
+    model.dial = cheapest_within(points).dial
+    return points
+
+
+def plan_of(model: AdaptiveModel, data: Dataset, settings: SearchSettings, batch_size: int) -> dict[str, Any]:
+    """What a resumed search must have in common with the one that was interrupted. When to stop is not part of it."""
+    free = ("iterations", "patience")
+    return {
+        "model": weights_digest(model.encoder),
+        "data": dataset_digest(data),
+        "settings": {name: value for name, value in dataclasses.asdict(settings).items() if name not in free},
+        "length drop": searchable(model).config.length_drop,
+        "batch size": batch_size,
+        "dtype": model.dtype,
+    }
+
+
+def provenance(result: SearchResult, examples: int, seed: int) -> dict[str, Any]:
+    """What the model card says of the search."""
+    first, last = result.iterations[0], result.iterations[-1]
+    return {
+        "search": (
+            f"{last.number} iterations, {last.tried} configurations on {result.examples} examples, seed {seed}, "
+            f"area {first.area:.4f} → {last.area:.4f}"
+        ),
+        "operating points": f"measured on the {examples} examples of the search; expect a little less on others",
+    }

@@ -1,0 +1,265 @@
+"""The search: better than its start, the same after a kill, refused where it cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import run, write_reviews
+from tiny import tiny_model, tiny_reviews
+
+import stretto.search
+from stretto import AdaptiveModel, StrettoError, sweep
+from stretto.data import by_length, sample
+from stretto.evaluate import OperatingPoint
+from stretto.evolution import Lengths, start_population
+from stretto.search import Candidate, Prepared, SearchSettings, evolve, measure_lengths, search
+
+SMALL = SearchSettings(iterations=3, mutations=4, crossovers=2, population=4)
+
+
+def wish(lengths: Lengths) -> Candidate:
+    """A made-up world: the first layers' lengths cost, the last one's score."""
+    cost, score = sum(lengths) / len(lengths), lengths[-1] ** 0.5
+    return Candidate(lengths, OperatingPoint(cost, score, cost, 4.0, {}))
+
+
+def undecided(**settings: Any) -> Any:
+    """A random model that calls half of the texts good, so that lengths matter for its score."""
+    model = tiny_model("length_adaptive", **settings)
+    sure = [
+        answer.probabilities["good"] for answer in model.predict([t for (t,) in tiny_reviews(40, seed=1).texts], 1.0)
+    ]
+    with torch.no_grad():
+        model.encoder.classifier.bias[1] -= torch.tensor(sure).logit().median()
+    return model
+
+
+@pytest.fixture
+def reviews() -> Any:
+    return tiny_reviews(40, seed=1)
+
+
+# ---- the loop ----------------------------------------------------------------------------------------------
+
+
+def test_the_area_grows_and_the_frontier_dominates_the_start() -> None:
+    settings = SearchSettings(iterations=15, mutations=10, crossovers=10)
+    first, *_, last = evolve(wish, start_population(10, 0.8, 4), 0.41, settings)
+    areas = [iteration.area for iteration in evolve(wish, start_population(10, 0.8, 4), 0.41, settings)]
+    assert all(before <= after for before, after in itertools.pairwise(areas))
+    assert last.area > first.area
+    for old in first.frontier:
+        assert any(new.cost <= old.cost and new.score >= old.score for new in last.frontier)
+
+
+def test_the_search_stops_when_nothing_grows_or_nothing_is_new() -> None:
+    def flat(lengths: Lengths) -> Candidate:
+        return Candidate(lengths, OperatingPoint(0, 0.5, 0.5, 4.0, {}))
+
+    settings = SearchSettings(iterations=30, patience=3)
+    assert [it.number for it in evolve(flat, start_population(5, 0.8, 4), 0.4, settings)] == [0, 1, 2, 3]
+    single = SearchSettings(mutations=0, crossovers=0)
+    assert len(list(evolve(flat, start_population(5, 0.8, 4), 0.4, single))) == 1
+
+
+def test_seeds_differ_and_repeat() -> None:
+    def frontier(seed: int) -> list[Candidate]:
+        *_, last = evolve(wish, start_population(5, 0.8, 4), 0.4, dataclasses.replace(SMALL, seed=seed))
+        return last.frontier
+
+    assert frontier(1) == frontier(1) != frontier(2)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(StrettoError, match="at least 1 iteration"):
+        SearchSettings(iterations=0)
+
+
+# ---- on a model --------------------------------------------------------------------------------------------
+
+
+def test_a_candidate_is_measured_as_the_model_would_run_it(reviews: Any) -> None:
+    lengths = (0.9, 0.7, 0.7, 0.4)
+    model = undecided()
+    ready = Prepared.of(model, reviews, 32)
+    point = measure_lengths(model, ready, lengths)
+    assert 0.4 < point.cost == point.dial < 1
+    fixed = undecided(costs=(point.cost,), frontier=(lengths,))
+    assert sweep(fixed, by_length(reviews), [point.cost], progress=False) == [point]
+    (full,) = sweep(model, reviews, [1.0], progress=False)
+    assert (full.cost, full.depth) == (1.0, 4.0)  # outside, the dial counts again
+    with pytest.raises(RuntimeError), model.method.fixed_lengths(torch.ones(4)):
+        raise RuntimeError
+    assert sweep(model, reviews, [0.8], progress=False)[0].cost < 1
+
+
+def test_what_is_found_is_stored_and_loads(reviews: Any, tmp_path: Path) -> None:
+    model = undecided()
+    result = search(model, reviews, tmp_path / "out", SMALL, progress=False)
+    assert result.finished
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing is left of the work
+    loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
+    assert loaded.method.config == model.method.config
+    assert loaded.method.dial.sweep == tuple(point.dial for point in result.points)
+    assert sweep(loaded, by_length(reviews), progress=False) == result.points
+    assert [point["dial"] for point in loaded.operating_points] == list(loaded.method.dial.sweep)
+    assert loaded.dial in loaded.method.dial.sweep
+    assert loaded.provenance["search"].startswith(f"{result.iterations[-1].number} iterations, ")
+    assert "search" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_sample_is_searched_and_everything_measured(reviews: Any, tmp_path: Path) -> None:
+    model = undecided()
+    result = search(model, reviews, tmp_path / "out", dataclasses.replace(SMALL, limit=10), progress=False)
+    assert result.examples == 10
+    assert sweep(model, by_length(reviews), progress=False) == result.points
+    few = sample(reviews, 10, seed=42)
+    assert len(few) == 10 and set(few.where) < set(reviews.where)
+    assert sample(reviews, 10, seed=42).where == few.where != sample(reviews, 10, seed=1).where
+    assert sample(reviews, 100, seed=1) is reviews
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 7, 13])
+def test_a_killed_search_ends_as_if_it_had_not_been(
+    after: int, reviews: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = search(undecided(), reviews, tmp_path / "whole", SMALL, progress=False)
+    measured: list[Lengths] = []
+
+    def dying(model: Any, data: Any, lengths: Lengths) -> OperatingPoint:
+        if len(measured) == after:
+            raise Killed
+        measured.append(lengths)
+        return measure_lengths(model, data, lengths)
+
+    monkeypatch.setattr(stretto.search, "measure_lengths", dying)
+    with pytest.raises(Killed):
+        search(undecided(), reviews, tmp_path / "out", SMALL, progress=False)
+    assert not (tmp_path / "out").exists()
+    state = tmp_path / "out.search" / "state.jsonl"
+    with state.open("a") as file:
+        file.write('{"key": [0.5, 0.')  # it died while it wrote
+
+    def counting(model: Any, data: Any, lengths: Lengths) -> OperatingPoint:
+        measured.append(lengths)
+        return measure_lengths(model, data, lengths)
+
+    monkeypatch.setattr(stretto.search, "measure_lengths", counting)
+    resumed = search(undecided(), reviews, tmp_path / "out", SMALL, progress=False)
+    assert resumed == whole
+    assert len(measured) == len(set(measured)) == whole.iterations[-1].tried  # none was measured twice
+
+
+def test_time_may_be_up_and_the_search_goes_on(reviews: Any, tmp_path: Path) -> None:
+    whole = search(undecided(), reviews, tmp_path / "whole", SMALL, progress=False)
+    model = undecided()
+    model.save_pretrained(tmp_path / "out")
+    first = search(model, reviews, tmp_path / "out", SMALL, max_seconds=0, progress=False)
+    assert not first.finished
+    assert len(first.iterations) == 1
+    again = AdaptiveModel.from_pretrained(tmp_path / "out")
+    assert len(again.method.dial.sweep) == len(first.points)  # what was found is there already
+    assert search(again, reviews, tmp_path / "out", SMALL, progress=False) == whole
+    assert not (tmp_path / "out.search").exists()
+
+
+def test_another_search_is_not_gone_on_with(reviews: Any, tmp_path: Path) -> None:
+    def go(model: Any = None, data: Any = reviews, **settings: Any) -> Any:
+        chosen = dataclasses.replace(SMALL, **settings)
+        return search(model or undecided(), data, tmp_path / "out", chosen, max_seconds=0)
+
+    go()
+    with pytest.raises(StrettoError, match="got another settings"):
+        go(seed=1)
+    with pytest.raises(StrettoError, match="got another data"):
+        go(data=tiny_reviews(40, seed=2))
+    other = undecided()
+    with torch.no_grad():
+        next(other.encoder.parameters()).add_(1)
+    with pytest.raises(StrettoError, match=r"got another model\. Delete '.*out\.search' to start anew"):
+        go(other)
+    go(iterations=4)  # when to stop may change
+    (tmp_path / "out.search" / "state.jsonl").write_text("gibberish\n")
+    with pytest.raises(StrettoError, match="to be readable"):
+        go()
+
+
+def test_other_methods_and_short_texts_are_refused(reviews: Any, tmp_path: Path) -> None:
+    with pytest.raises(StrettoError, match="method length_adaptive, got one of deebert"):
+        search(tiny_model("deebert"), reviews, tmp_path / "out", SMALL)
+    empty = dataclasses.replace(reviews, texts=[("",)] * len(reviews))
+    with pytest.raises(StrettoError, match="Search on longer texts"):
+        search(undecided(), empty, tmp_path / "out", SMALL, progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+# ---- the command -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adaptive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adaptive") / "model"
+    undecided().save_pretrained(folder)
+    return folder
+
+
+FLAGS = ["--iterations", "2", "--mutations", "3", "--crossovers", "2", "--population", "3"]
+
+
+def test_search_command(adaptive: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(adaptive, tmp_path / "model")
+    data = write_reviews(tmp_path / "dev.jsonl", 24)
+    files = [tmp_path / "search.json", tmp_path / "frontier.png"]
+    result = run("search", folder, data, *FLAGS, "--json", files[0], "--plot", files[1])
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[1].split() == ["iteration", "tried", "frontier", "area"]
+    assert "What was found, on 24 examples; the dial is budget" in result.stdout
+    assert f"saved {folder}" in result.stderr
+    content = json.loads(files[0].read_text())
+    assert content["finished"]
+    assert [iteration["iteration"] for iteration in content["iterations"]] == [0, 1, 2]
+    assert len(content["iterations"][0]["frontier"][0]["lengths"]) == 4
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+    saved = AdaptiveModel.from_pretrained(folder)
+    assert [point["dial"] for point in saved.operating_points] == [point["dial"] for point in content["points"]]
+    assert run("evaluate", folder, data).exit_code == 0
+
+    elsewhere = run("search", adaptive, data, *FLAGS, "--output", tmp_path / "other", "--json")
+    assert json.loads(elsewhere.stdout)["points"] == content["points"]
+    assert not AdaptiveModel.from_pretrained(adaptive).method.config.frontier
+
+
+def test_search_command_goes_on(adaptive: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "dev.jsonl", 24)
+    command = ["search", adaptive, data, *FLAGS, "--output", tmp_path / "out"]
+    first = run(*command, "--max-seconds", 0)
+    assert "time is up; saved" in first.stderr
+    refused = run(*command, "--seed", 1)
+    assert refused.exit_code == 1
+    assert "got another settings" in refused.stderr
+    second = run(*command)
+    assert second.exit_code == 0, second.stderr
+    assert "going on with the unfinished search" in second.stderr
+
+
+def test_search_is_refused_before_it_begins(adaptive: Path, model: Path, data: Path) -> None:
+    for args, answer in (
+        ([model, data], "Expected a model of the method length_adaptive, got one of deebert"),
+        ([adaptive, data, "--plot", "p.doc"], "ending in .png"),
+        ([adaptive, data, "--label", "stars"], "expected a column 'stars'"),
+    ):
+        result = run("search", *args)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert answer in result.stderr
+    assert run("search", adaptive, data, "--iterations", "0").exit_code == 2
