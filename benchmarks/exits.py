@@ -32,7 +32,7 @@ SETS = {
     "sst2": Set("sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2),
     "trec": Set("trec.train", None, "trec.test", 3),
     "mrpc": Set("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3),
-    "stsb": Set("glue_stsb.train", "glue_stsb.dev", "glue_stsb.test", 3, regression=True),
+    "stsb": Set("glue_stsb.train", "glue_stsb.dev", "glue_stsb.test", 3, task="regression"),
 }
 
 #: method -> (whose model it starts from, stages already done there, its settings)
@@ -67,7 +67,7 @@ class Exits(Experiment):
                 continue
             if start == "deebert" and self.task.name not in METHODS["deebert"].tasks:
                 start, skip = "full", ("backbone",)  # no DeeBERT for regression: the method trains its exits itself
-            if key == "pabee" and self.spec.regression:
+            if key == "pabee" and self.task.name == "regression":
                 settings = {**settings, "tolerance": 0.2}  # of a similarity between 0 and 5
             model = self.fit(key, str(self.runs / start), skip, settings)
             points = sweep(model, self.test, progress=False)

@@ -22,7 +22,7 @@ from stretto import AdaptiveModel, __version__, train
 from stretto.bench.baselines import hugging_face, padded_flops
 from stretto.bench.model import packed_contender
 from stretto.bench.timing import Contender, interleaved
-from stretto.data import Dataset, load, split_off
+from stretto.data import Dataset, load, sample, split_off
 from stretto.encoding import encode
 from stretto.evaluate import batches
 from stretto.tasks import Classification, Regression
@@ -39,7 +39,13 @@ class Set:
     dev: str | None  # None: a tenth of train
     test: str
     epochs: float
-    regression: bool = False
+    task: str = "classification"
+    limit: int | None = None
+    """Most training examples, a random sample."""
+    test_limit: int | None = None
+    """Most test examples, a random sample."""
+    max_length: int | None = None
+    """Tokens per input, if fewer than the encoder takes."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +69,18 @@ class Experiment:
         self.json = RESULTS / f"{kind}-{Path(encoder).name}-{name}.json"
         self.rows: dict[str, Any] = json.loads(self.json.read_text()) if self.json.exists() else {}
 
-        def part(split: str, names: list[str] | None = None) -> Dataset:
-            return load(str(data / f"{split}.jsonl.gz"), label_names=names, regression=spec.regression)
+        def part(split: str, names: list[str] | None = None, limit: int | None = None) -> Dataset:
+            found = load(str(data / f"{split}.jsonl.gz"), label_names=names, regression=spec.task == "regression")
+            return found if limit is None else sample(found, limit, seed)
 
-        self.train = part(spec.train)
+        self.train = part(spec.train, limit=spec.limit)
         names = self.train.label_names
         if spec.dev is None:
             self.train, self.dev = split_off(self.train, 0.1, seed)
         else:
             self.dev = part(spec.dev, names)
-        self.test = part(spec.test, names)
-        self.task = Regression() if spec.regression else Classification(names or [])
+        self.test = part(spec.test, names, spec.test_limit)
+        self.task = Regression() if spec.task == "regression" else Classification(names or [])
 
     def write(self, key: str, value: Any) -> None:
         self.rows[key] = value
@@ -100,7 +107,9 @@ class Experiment:
         if not folder.exists():
             task = self.task if key == "full" else None
             torch.manual_seed(self.seed)
-            model = AdaptiveModel.from_pretrained(start, key.split("-")[0], task=task, **settings)
+            model = AdaptiveModel.from_pretrained(
+                start, key.split("-")[0], task=task, max_length=self.spec.max_length, **settings
+            )
             train(model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed)
         return AdaptiveModel.from_pretrained(folder)
 

@@ -138,11 +138,13 @@ def load_encoder(name_or_path: str, task: Task | None) -> Any:
         ) from error
 
 
-def load_tokenizer(name_or_path: str) -> Any:
+def load_tokenizer(name_or_path: str, max_length: int | None = None) -> Any:
+    """The tokenizer, told to make at most `max_length` tokens of an input."""
+    limit = {} if max_length is None else {"model_max_length": max_length}
     try:
         if Path(name_or_path).is_dir() and not any(find(name_or_path, file) for file in TOKENIZER_FILES):
             raise ValueError(f"none of {', '.join(TOKENIZER_FILES)}")  # transformers would make up an empty one
-        return AutoTokenizer.from_pretrained(name_or_path)
+        return AutoTokenizer.from_pretrained(name_or_path, **limit)
     except (OSError, ValueError) as error:
         raise StrettoError(
             f"Expected a tokenizer in '{name_or_path}', got none ({str(error).splitlines()[0]}). "

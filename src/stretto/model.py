@@ -61,13 +61,15 @@ class AdaptiveModel(nn.Module):
         *,
         task: Task | None = None,
         dtype: str = "float32",
+        max_length: int | None = None,
         **settings: Any,
     ) -> AdaptiveModel:
         """Load a stretto folder, or wrap a Hugging Face model with a fresh `method` (default 'full').
 
         A stretto folder may also be opened with another method: its exits carry over if the new method has exits of
         the same form, all else starts afresh. `settings` are fields of the method's Config. `task` replaces the
-        head's labels (for training). `dtype='int8'` quantises the packed engine's matrix products."""
+        head's labels (for training). `dtype='int8'` quantises the packed engine's matrix products. `max_length` cuts
+        inputs to fewer tokens than the encoder takes; it is saved with the tokenizer."""
         folder = read_folder(str(name_or_path))
         same_method = folder is not None and method in (None, folder.method)
         if folder is not None and same_method:
@@ -80,7 +82,7 @@ class AdaptiveModel(nn.Module):
         built = method_class(config, Shape(backbone.d, backbone.n_layers, backbone.n_labels), task)
         if built.exits is not None:
             built.exits.start_from(backbone.pooler())
-        model = cls(encoder, load_tokenizer(str(name_or_path)), built, task, dtype)
+        model = cls(encoder, load_tokenizer(str(name_or_path), max_length), built, task, dtype)
         if folder is not None and same_method:
             folder.load_weights(built)
             model.dial, model.operating_points, model.provenance = folder.dial, folder.points, folder.provenance

@@ -237,7 +237,7 @@ def test_the_sandwich_of_full_smallest_and_random_models() -> None:
     ran: list[tuple[Any, ...]] = []
 
     def run(dial: float, skip: tuple[int, ...] = ()) -> Tensor:
-        ran.append((dial, method.lengths_in_training, skip))
+        ran.append((dial, method._fixed, skip))
         return student if ran[1:] else full
 
     loss = method.learn(method.stages()[-1], training_batch(run, [1]))
@@ -249,7 +249,7 @@ def test_the_sandwich_of_full_smallest_and_random_models() -> None:
     assert lengths[0] is None
     assert lengths[1].tolist() == pytest.approx([0.8, 0.64, 0.512])
     assert all(bool((sample >= lengths[1] - 1e-12).all()) for sample in lengths[2:])
-    assert method.lengths_in_training is None
+    assert method._fixed is None
     loss.backward()  # the teacher learns from the labels alone: (p - y) / 4
     assert full.grad is not None
     assert full.grad.flatten().tolist() == pytest.approx([0.125, -0.125])

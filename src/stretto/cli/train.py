@@ -38,6 +38,15 @@ An interrupted run goes on where it was when the same command is given again.
 DEV_FRACTION = 0.1
 
 
+#: What a run file may hold besides text.
+RUN_TYPES: dict[str, tuple[type, ...]] = {
+    "skip": (str, list, tuple),
+    "regression": (bool,),
+    "overwrite": (bool,),
+    "max_length": (int,),
+}
+
+
 @dataclass(frozen=True)
 class Run:
     """What is to be trained; the names are those of the flags and of the run file."""
@@ -55,6 +64,7 @@ class Run:
     regression: bool = False
     skip: tuple[str, ...] = ()
     dtype: str = "float32"
+    max_length: int | None = None
     overwrite: bool = False
 
 
@@ -89,6 +99,7 @@ def train(
     regression: Annotated[bool | None, Option("--regression", help="Labels are numbers, not classes.")] = None,
     skip: Annotated[str | None, Option(help="Stages to leave out: 'backbone' if MODEL knows the task.")] = None,
     dtype: Annotated[str | None, Option(help="float32 (without it) or int8: what is measured.")] = None,
+    max_length: Annotated[int | None, Option(min=1, help="Most tokens per input; without it the encoder's.")] = None,
     config: Annotated[Path | None, Option(help="A YAML file with the same names; flags win over it.")] = None,
     overwrite: Annotated[bool | None, Option("--overwrite", help="Replace a finished model.")] = None,
     settings: Annotated[list[str] | None, Option("--set", help="name=value.", hidden=True)] = None,
@@ -99,7 +110,8 @@ def train(
     flags = {
         "data": data, "model": model, "output": output, "method": method, "dev": dev, "text": text, "text_b": text_b,
         "label": label, "split": split, "dev_split": dev_split, "regression": regression, "skip": skip,
-        "dtype": dtype, "overwrite": overwrite, **dict(pair.partition("=")[::2] for pair in settings or []),
+        "dtype": dtype, "max_length": max_length, "overwrite": overwrite,
+        **dict(pair.partition("=")[::2] for pair in settings or []),
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
     run, loose = make_run({**(read_run_file(config) if config else {}), **given})
@@ -131,9 +143,9 @@ def make_run(given: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
         flags = ", ".join("DATA" if name == "data" else f"--{name}" for name in missing)
         raise typer.BadParameter(f"Missing {flags} (on the command line or in the file given by --config).")
     for name, value in own.items():
-        wanted = (str, list, tuple) if name == "skip" else (bool,) if name in ("regression", "overwrite") else (str,)
-        if not isinstance(value, wanted):
-            kind = "true or false" if wanted == (bool,) else "text"
+        wanted = RUN_TYPES.get(name, (str,))
+        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+            kind = {bool: "true or false", int: "a whole number"}.get(wanted[0], "text")
             raise StrettoError(f"Expected {kind} for '{name}', got {value!r}. Correct it in the run file.")
     if isinstance(own.get("skip"), (str, list)):
         own["skip"] = tuple(words(own["skip"]) if isinstance(own["skip"], str) else map(str, own["skip"]))
@@ -170,7 +182,8 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
 
     columns = Columns(run.text, run.text_b, run.label)
     knows_task = "backbone" in run.skip
-    known = AdaptiveModel.from_pretrained(run.model, run.method, dtype=run.dtype, **config) if knows_task else None
+    form = {"dtype": run.dtype, "max_length": run.max_length, **config}
+    known = AdaptiveModel.from_pretrained(run.model, run.method, **form) if knows_task else None
     names = known.task.label_names if known else None
     regression = known.task.name == "regression" if known else run.regression
     train_data = load(run.data, columns=columns, split=run.split, label_names=names, regression=regression)
@@ -185,7 +198,7 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
     if known is not None:
         return known, train_data, dev_data
     task: Task = Regression() if regression else Classification(train_data.label_names or [])
-    fresh = AdaptiveModel.from_pretrained(run.model, run.method, task=task, dtype=run.dtype, **config)
+    fresh = AdaptiveModel.from_pretrained(run.model, run.method, task=task, **form)
     return fresh, train_data, dev_data
 
 
