@@ -99,6 +99,16 @@ def test_predictions_carry_what_they_took() -> None:
     assert number.score is None
 
 
+def test_inputs_may_be_cut_shorter_than_the_encoder_allows(tmp_path: Path) -> None:
+    tiny_model("full").save_pretrained(tmp_path / "plain")
+    short = AdaptiveModel.from_pretrained(tmp_path / "plain", max_length=6)
+    assert short.max_length == 6
+    text = "the film was good and the plot was bad"
+    assert short.predict(text) == short.predict("the film was good")  # [CLS], four words, [SEP]
+    short.save_pretrained(tmp_path / "short")
+    assert AdaptiveModel.from_pretrained(tmp_path / "short").max_length == 6
+
+
 def test_changed_weights_are_seen_by_the_packed_engine() -> None:
     model = tiny_model("full")
     before = model.predict("good")
