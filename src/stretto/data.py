@@ -62,7 +62,7 @@ def load(
         labels = [_finite(record) for record in records]
     elif labelled:
         names = _names(records) if names is None else names
-        labels = _class_numbers(records, names)
+        labels = class_numbers(records, names)
         if label_names is None and len(set(labels)) < 2:
             raise StrettoError(
                 f"{records[0].where}: expected two different labels or more, got only '{records[0].label}'. "
@@ -132,7 +132,8 @@ def _names(records: Sequence[Record]) -> list[str]:
     return sorted({str(record.label) for record in records})
 
 
-def _class_numbers(records: Sequence[Record], names: list[str]) -> list[int]:
+def class_numbers(records: Sequence[Record], names: list[str]) -> list[int]:
+    """The number of each record's label among `names`; an unknown label is an error that names its line."""
     exact = {name: i for i, name in enumerate(names)}
     folded = {name.casefold(): i for i, name in enumerate(names)}
     if len(folded) < len(names):  # names that differ by case alone must be met exactly

@@ -103,6 +103,32 @@ def _kept(sides: list[int | None], max_length: int, truncation_side: str) -> lis
     return [i for i in range(len(sides)) if i not in dropped]
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a token comes from."""
+
+    side: int | None
+    """Which text: 0 or 1; None for special tokens."""
+    word: int | None
+    """Which word of it, as the tokenizer splits."""
+    start: int
+    end: int
+    """Its characters."""
+
+
+def origins(tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...], max_length: int) -> list[Origin] | None:
+    """Where the tokens come from that `encode` makes of one input. None for a tokenizer written in Python."""
+    encodings = tokenizer(*[[text] for text in texts], verbose=False).encodings
+    if encodings is None:
+        return None
+    (encoding,) = encodings
+    sides = encoding.sequence_ids
+    keep = list(range(len(sides)))
+    if len(sides) > max_length:
+        keep = _kept(sides, max_length, tokenizer.truncation_side)
+    return [Origin(sides[k], encoding.word_ids[k], *encoding.offsets[k]) for k in keep]
+
+
 class EncodedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Features with their labels and numbers, as `transformers.Trainer` and a DataLoader want them."""
 

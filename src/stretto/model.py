@@ -115,13 +115,15 @@ class AdaptiveModel(nn.Module):
             self._packed = (stamp, PackedEngine(self.backbone, self.dtype))
         return self._packed[1]
 
-    def run(self, inputs: Inputs, dial: float | Tensor | None = None) -> Output:
-        """Logits and trace of a tokenised batch. `dial` may be one number or one per sequence ([B])."""
+    def run(self, inputs: Inputs, dial: float | Tensor | None = None, *, method: Method | None = None) -> Output:
+        """Logits and trace of a tokenised batch. `dial` may be one number or one per sequence ([B]).
+
+        `method` may stand in for the model's own, to watch it (see `stretto.explain`)."""
         if self.training:
             raise StrettoError("Expected a model in eval mode, got one in training mode. Call model.eval() first.")
         dial = self.dial if dial is None else dial
         self.method.dial.check(dial)
-        return self.packed.run(inputs.to(self.encoder.device), self.method, dial)
+        return self.packed.run(inputs.to(self.encoder.device), method or self.method, dial)
 
     @overload
     def predict(self, texts: Text, dial: float | Tensor | None = None, batch_size: int = 32) -> Prediction: ...

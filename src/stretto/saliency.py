@@ -15,17 +15,26 @@ from stretto.state import Inputs
 from stretto.tasks import Task
 
 
-@torch.enable_grad()
 def saliency(engine: ReferenceEngine, task: Task, inputs: Inputs, labels: Tensor) -> Tensor:
     """[B, T], summing to 1 over the tokens of each sequence; 0 on padding. The model must be in eval mode."""
+    return layer_saliency(engine, task, inputs, labels, depth=1)[0]
+
+
+@torch.enable_grad()
+def layer_saliency(
+    engine: ReferenceEngine, task: Task, inputs: Inputs, labels: Tensor, depth: int | None = None
+) -> Tensor:
+    """[depth, B, T]: the same with what each of the first `depth` layers (default: all) reads in the place of h⁰."""
     backbone = engine.backbone
     embedded = engine.embed(inputs).detach().requires_grad_()
-    last = engine.hidden_states(inputs, embedded=embedded)[-1]
+    *states, last = engine.hidden_states(inputs, embedded=embedded)
     if backbone.token_head is None:
         first = torch.arange(len(last), device=last.device), inputs.attention_mask.argmax(dim=1)
         logits = backbone.classify(last[first])
     else:
         logits = backbone.label_tokens(last)
-    (gradient,) = torch.autograd.grad(task.right_logit(logits, labels).sum(), embedded)
-    size = (gradient * embedded).detach().norm(dim=-1) * inputs.attention_mask  # [B, T]
-    return size / size.sum(dim=1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
+    states = states[:depth]
+    gradients = torch.autograd.grad(task.right_logit(logits, labels).sum(), states)
+    sizes = torch.stack([(g * state).detach().norm(dim=-1) for g, state in zip(gradients, states, strict=True)])
+    sizes = sizes * inputs.attention_mask  # [depth, B, T]
+    return sizes / sizes.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)

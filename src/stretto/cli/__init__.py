@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from stretto.cli import bench, demo, describe, evaluate, predict, search, train
+from stretto.cli import bench, demo, describe, evaluate, explain, predict, rationales, search, train
 from stretto.cli.verbs import TERMINATED, Verb, Verbs, examples
 
 __all__ = ["app", "main"]
@@ -29,6 +29,8 @@ app.command("train", cls=train.TrainVerb, epilog=examples(train.EXAMPLES))(train
 app.command("evaluate", cls=Verb, epilog=examples(evaluate.EXAMPLES))(evaluate.evaluate)
 app.command("search", cls=Verb, epilog=examples(search.EXAMPLES))(search.search)
 app.command("predict", cls=Verb, epilog=examples(predict.EXAMPLES))(predict.predict)
+app.command("explain", cls=Verb, epilog=examples(explain.EXAMPLES))(explain.explain)
+app.command("rationales", cls=Verb, epilog=examples(rationales.EXAMPLES))(rationales.rationales)
 app.add_typer(benches, name="bench")
 benches.command("engine", cls=Verb, epilog=examples(bench.ENGINE_EXAMPLES))(bench.engine)
 benches.command("model", cls=Verb, epilog=examples(bench.MODEL_EXAMPLES))(bench.model)

@@ -7,7 +7,7 @@ all sequences are given up, so that training with dropped tokens is not slower t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -152,14 +152,27 @@ class ReferenceEngine:
         relative = table[:, position[:, :, None], position[:, None, :]]  # [heads, B, T, T]
         return bias + relative.transpose(0, 1)
 
+    def attention(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
+        """[B, heads, T, T] probabilities of layer `layer` (from 1): how much each row (third axis) attends to each."""
+        modules, heads = self.backbone.modules(layer - 1), self.backbone.n_heads
+        query, key = (
+            linear(hidden).unflatten(-1, (heads, -1)).transpose(1, 2) for linear in (modules.query, modules.key)
+        )
+        scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + bias
+        return scores.softmax(dim=-1)
+
+    @torch.no_grad()
+    def attentions(self, inputs: Inputs) -> Iterator[Tensor]:
+        """Nothing decided: the probabilities of every layer in turn, [B, heads, T, T] each."""
+        visible = inputs.attention_mask.bool()
+        states = self.hidden_states(inputs)
+        bias = self._bias(inputs.positions, visible, states[0].new_zeros(visible.shape))
+        for layer, hidden in enumerate(states[:-1], start=1):
+            yield self.attention(layer, hidden, bias)
+
     @torch.no_grad()  # scores only rank
     def _attention_received(
         self, layer: int, hidden: Tensor, bias: Tensor, queries: Tensor, cells: tuple[Tensor, Tensor]
     ) -> Tensor:
         """[N]: attention paid to the rows in `cells` by the rows in `queries` ([B, T] bool), summed over heads."""
-        modules, heads = self.backbone.modules(layer - 1), self.backbone.n_heads
-        query, key = (
-            linear(hidden).unflatten(-1, (heads, -1)).transpose(1, 2) for linear in (modules.query, modules.key)
-        )
-        scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + bias  # [B, heads, T, T]
-        return (scores.softmax(dim=-1) * queries[:, None, :, None]).sum(dim=(1, 2))[cells]
+        return (self.attention(layer, hidden, bias) * queries[:, None, :, None]).sum(dim=(1, 2))[cells]

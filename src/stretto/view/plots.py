@@ -1,4 +1,4 @@
-"""Plots: score over cost."""
+"""Plots: score over cost, anything over layers."""
 
 from __future__ import annotations
 
@@ -48,6 +48,30 @@ def pareto_plot(
     axes.legend(frameon=False, loc="lower right")
     if title:
         axes.set_title(title, loc="left", fontsize=11)
+    figure.savefig(path, dpi=160)
+
+
+def layer_plot(panels: Mapping[str, Mapping[str, Sequence[float | None]]], path: str | Path) -> None:
+    """One panel above the other, each with a line per name; values are by layer, from 1. A gap where there is None."""
+    from matplotlib.figure import Figure
+
+    path = check_plot_path(path)
+    figure = Figure(figsize=(6.4, 3.2 * len(panels)), layout="constrained")
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
+        for name, values in lines.items():
+            number = names.index(name)
+            axes.plot(
+                range(1, len(values) + 1), [float("nan") if value is None else value for value in values], label=name,
+                color=COLOURS[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)], markersize=4,
+                linewidth=1.6,
+            )  # fmt: skip
+        axes.set_ylabel(title)
+        axes.grid(color="0.92")
+        axes.spines[["top", "right"]].set_visible(False)
+    all_axes[-1].set_xlabel("layer")
+    all_axes[-1].legend(frameon=False)
     figure.savefig(path, dpi=160)
 
 

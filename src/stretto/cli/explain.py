@@ -1,0 +1,49 @@
+"""`stretto explain`: which token lives to which layer."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from typer import Argument, Option
+
+from stretto.cli.options import Dtype, Json, ModelFolder
+from stretto.cli.output import STDOUT, open_model, say, write_json, writing
+
+EXAMPLES = """
+stretto explain reviews-model "A warm, funny and beautifully acted film."
+stretto explain reviews-model "A fine film." --dial 0.3 --html tokens.html
+stretto explain pairs-model "A man sleeps." --text-b "Nobody is awake." --json
+stretto explain reviews-model - < review.txt
+"""
+
+TextArgument = Annotated[str, Argument(metavar="TEXT", help="The text; '-' reads it from stdin.", show_default=False)]
+
+
+def explain(
+    model: ModelFolder,
+    text: TextArgument,
+    text_b: Annotated[str | None, Option(help="The second text of a pair.")] = None,
+    dial: Annotated[float | None, Option(help="Trades score for cost; without it the model's own dial.")] = None,
+    html: Annotated[str | None, Option(metavar="FILE", help="Write a page with all layers and tokens.")] = None,
+    dtype: Dtype = "float32",
+    json: Json = None,
+) -> None:
+    """Show which token lives to which layer, and where the answer is given."""
+    from stretto.explain import explain as run_explain
+    from stretto.view.explain_html import explanation_page
+    from stretto.view.explain_terminal import show_explanation
+
+    if text == STDOUT:
+        text = sys.stdin.read()
+    loaded = open_model(model, dtype)
+    explanation = run_explain(loaded, text if text_b is None else (text, text_b), dial)
+    if explanation.truncated:
+        say(f"the text was longer than {loaded.max_length} tokens and was cut")
+    if json != STDOUT:
+        show_explanation(explanation)
+    write_json(json, explanation.to_json())
+    if html is not None:
+        with writing(html) as file:
+            file.write(explanation_page(explanation))
+        say(f"wrote {html}")

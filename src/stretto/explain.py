@@ -1,0 +1,159 @@
+"""Which token lives to which layer: one text, run by the model's own method, and watched.
+
+A `Watcher` stands in for the method on the packed engine. It hands every decision through and notes what became of
+each token, by what score the method ranked it (the convention: `state.row_notes["score"]`), and what the exits said
+that the method asked. Nothing is computed for it: answer and cost are those of `AdaptiveModel.predict`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.encoding import Origin, encode, origins
+from stretto.evaluate import batches
+from stretto.methods.base import Method
+from stretto.model import AdaptiveModel, Prediction, Text, check_text
+from stretto.state import Decision, State
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """T tokens, L layers."""
+
+    tokens: list[str]
+    """What stands in the text where the token was found; special tokens by their names."""
+    joined: list[bool]
+    """[T] True where a token goes on with the word of the one before."""
+    lives: Tensor
+    """[L + 1, T] bool: the token came out of the layer; row 0 is the embeddings."""
+    frozen: Tensor
+    """[L, T] bool: it went through the layer without being updated."""
+    scores: Tensor
+    """[L, T] what the method ranked it by in the layer; NaN where it did not."""
+    exits: list[dict[str, float] | None]
+    """[L] what the exit after the layer said, if the method asked; for regression the value, under ''."""
+    prediction: Prediction
+    method: str
+    dial: float
+    truncated: bool
+
+    @property
+    def depth(self) -> int:
+        return self.prediction.depth
+
+    @property
+    def last_layers(self) -> list[int]:
+        """[T] the last layer each token came out of; 0 if it went before the first."""
+        return (self.lives.shape[0] - 1 - self.lives.flip(0).int().argmax(dim=0)).tolist()
+
+    def to_json(self) -> dict[str, Any]:
+        prediction = self.prediction
+        return {
+            "method": self.method,
+            "dial": self.dial,
+            "label": prediction.label,
+            "score": prediction.score,
+            "depth": prediction.depth,
+            "cost": prediction.cost,
+            "truncated": self.truncated,
+            "tokens": self.tokens,
+            "joined": self.joined,
+            "last_layers": self.last_layers,
+            "lives": self.lives.int().tolist(),
+            "frozen": self.frozen.int().tolist(),
+            "scores": [[None if score != score else score for score in row] for row in self.scores.tolist()],
+            "exits": self.exits,
+        }
+
+
+class Watcher(Method):
+    """A method that decides as another one does, on a batch of one sequence, and takes notes."""
+
+    name = "watcher"
+    points = frozenset({"before", "between", "after"})
+
+    def __init__(self, method: Method, n_layers: int, n_tokens: int) -> None:
+        torch.nn.Module.__init__(self)
+        self.method, self.exits = method, method.exits
+        self.restore = method.restore  # type: ignore[misc]  # of the class, in all others
+        self.lives = torch.zeros(n_layers + 1, n_tokens, dtype=torch.bool)
+        self.lives[0] = True
+        self.frozen = torch.zeros(n_layers, n_tokens, dtype=torch.bool)
+        self.scores = torch.full((n_layers, n_tokens), torch.nan, dtype=torch.float64)
+        self.exit_logits: dict[int, Tensor] = {}
+
+    def decide(self, state: State) -> Decision:
+        if "exit_logits" in state.providers:
+            state.providers["exit_logits"] = partial(self._overhear, state.layer, state.providers["exit_logits"])
+        before = state.row_notes.get("score")
+        decision = (self.method.decide(state) if state.point in self.method.points else None) or Decision()
+        score = state.row_notes.get("score")
+        position = state.position.cpu()
+        if score is not None and score is not before:  # an older note follows the rows from layer to layer
+            self.scores[state.layer - 1, position] = score.cpu().double()
+        if state.point == "between":  # asked in every layer that runs
+            self.frozen[state.layer - 1, position] = state.frozen.cpu()
+            stays = torch.ones_like(state.protected)
+            if decision.drop is not None:
+                stays = ~decision.drop | state.protected
+            self.lives[state.layer, position] = stays.cpu()
+        return decision
+
+    def _overhear(self, layer: int, ask: Any) -> Tensor:
+        logits: Tensor = ask()
+        self.exit_logits[layer] = logits
+        return logits
+
+
+def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Explanation:
+    """Answer one text (or a pair) and tell what became of each of its tokens."""
+    parts = check_text(text)
+    dial = model.dial if dial is None else dial
+    encoded = encode(model.tokenizer, [parts], model.max_length)
+    (inputs,) = batches(encoded.features, model.tokenizer.pad_token_id, 1)
+    n_layers, n_tokens = model.backbone.n_layers, inputs.input_ids.shape[1]
+    watcher = Watcher(model.method, n_layers, n_tokens)
+    model.run(inputs, dial, method=watcher)
+    told = {layer: model.task.decode(logits)[0] for layer, logits in watcher.exit_logits.items()}
+    names = model.tokenizer.convert_ids_to_tokens(encoded.features[0]["input_ids"])
+    tokens, joined = pieces(names, parts, origins(model.tokenizer, parts, model.max_length))
+    return Explanation(
+        tokens=tokens,
+        joined=joined,
+        lives=watcher.lives,
+        frozen=watcher.frozen,
+        scores=watcher.scores,
+        exits=[
+            (told[layer].probabilities or {"": float(told[layer].label)}) if layer in told else None
+            for layer in range(1, n_layers + 1)
+        ],
+        prediction=model.predict(text, dial),
+        method=model.method.name,
+        dial=float(dial),
+        truncated=encoded.truncated > 0,
+    )
+
+
+def pieces(names: list[str], texts: tuple[str, ...], found: list[Origin] | None) -> tuple[list[str], list[bool]]:
+    """Tokens for people: as they stand in the text, special ones by their `names`; and for each whether it goes on
+    with the word of the one before. Without origins WordPiece's own marks have to do."""
+    if found is None:
+        return [name.removeprefix("##") for name in names], [name.startswith("##") for name in names]
+    tokens = [
+        ("" if place.side is None else texts[place.side][place.start : place.end].strip()) or name
+        for name, place in zip(names, found, strict=True)
+    ]
+    words = [(place.side, place.word) for place in found]
+    joined = [now == before and None not in now for before, now in pairwise([(None, None), *words])]
+    return tokens, joined
+
+
+def visible(token: str) -> str:
+    """The token with what cannot be seen (control characters, marks that turn the text around) written out."""
+    return "".join(sign if sign.isprintable() else f"\\u{ord(sign):04x}" for sign in token) or "␣"

@@ -1,0 +1,91 @@
+"""An explanation as one HTML page that needs nothing else: a row per layer, a column per token."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from stretto.explain import visible
+from stretto.view.explain_terminal import exit_says, headline
+
+if TYPE_CHECKING:
+    from stretto.explain import Explanation
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #222; background: #fff; }
+.grid { overflow-x: auto; }
+table { border-collapse: separate; border-spacing: 0 3px; }
+th { position: sticky; left: 0; background: #fff; text-align: right; padding: .1rem .8rem; font-weight: 400;
+     white-space: nowrap; color: #555; }
+td { padding: .1rem .35rem; white-space: pre; text-align: center; border-left: 3px solid #fff; }
+td.joined { border-left: 0; padding-left: 0; box-shadow: inset 0 -2px #777; }
+td.opens { padding-right: 0; box-shadow: inset 0 -2px #777; }
+td.live { background: #a8d8cf; background: color-mix(in srgb, #00897b calc(var(--score, .35) * 75%), #e8f4f1); }
+td.gone { opacity: .25; }
+td.frozen { outline: 2px dashed #1565c0; outline-offset: -2px; }
+tr.exit th { color: #b23c00; font-weight: 700; }
+tr.exit td { border-bottom: 3px solid #b23c00; }
+td.says { text-align: left; color: #555; padding-left: 1rem; border: 0; background: none; }
+.key td { min-width: 5rem; }
+small { color: #555; }
+"""
+
+KEY = """<table class="key"><tr><td class="live" style="--score: 1">high score</td>
+<td class="live" style="--score: 0">low score</td><td class="gone">dropped</td><td class="live frozen">frozen</td>
+<td class="opens">one</td><td class="joined">word</td></tr></table>"""
+
+
+def explanation_page(explanation: Explanation) -> str:
+    """The whole page. Scores are shown relative to the highest of their layer."""
+    title = "Which token lives to which layer"
+    layers = range(explanation.depth + 1)
+    rows = "\n".join(_row(explanation, layer) for layer in layers)
+    never = len(explanation.scores) - explanation.depth
+    after = f" The {never} layers after it did not run." if never else ""
+    cut = "<p>The text was longer than the model allows and was cut.</p>" if explanation.truncated else ""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>
+<h1>{title}</h1>
+<p>{escape(headline(explanation))}</p>{cut}
+<div class="grid"><table>
+{rows}
+</table></div>
+<p><small>A row shows the tokens that came out of a layer; the last one is where the answer was given.{after}
+Hover over a token for its score. Without scores of the method's own, all tokens of a layer look the same.</small></p>
+{KEY}
+</body></html>
+"""
+
+
+def _row(explanation: Explanation, layer: int) -> str:
+    """Row 0 is the embeddings: every token as it came in."""
+    cells = "".join(_cell(explanation, layer, place) for place in range(len(explanation.tokens)))
+    is_last = layer == explanation.depth
+    name = "tokens" if layer == 0 else f"layer {layer}{', answered' if is_last else ''}"
+    says = escape(exit_says(explanation.exits[layer - 1])) if layer else ""
+    return f'<tr class="{"exit" if is_last else "layer"}"><th>{name}</th>{cells}<td class="says">{says}</td></tr>'
+
+
+def _cell(explanation: Explanation, layer: int, place: int) -> str:
+    lives = bool(explanation.lives[layer, place])
+    classes = ["live" if lives else "gone"]
+    notes = [] if lives else ["dropped"]
+    style = ""
+    if layer:
+        if explanation.frozen[layer - 1, place]:
+            classes.append("frozen")
+            notes.append("frozen")
+        score = float(explanation.scores[layer - 1, place])
+        if score == score:
+            row = explanation.scores[layer - 1].nan_to_num(nan=0.0)
+            share = max(0.0, score) / max(float(row.max()), 1e-12)
+            style = f' style="--score: {share:.3f}"'
+            notes.append(f"score {score:.4g}")
+    if explanation.joined[place]:
+        classes.append("joined")
+    elif place + 1 < len(explanation.joined) and explanation.joined[place + 1]:
+        classes.append("opens")
+    title = f' title="{escape(", ".join(notes))}"' if notes else ""
+    token = escape(visible(explanation.tokens[place]))
+    return f'<td class="{" ".join(classes)}"{style}{title}><bdi>{token}</bdi></td>'

@@ -1,0 +1,101 @@
+"""An explanation in a terminal: the text in colour, and a line per layer. In a pipe: a line per token instead."""
+
+from __future__ import annotations
+
+import sys
+from typing import IO, TYPE_CHECKING, Any
+
+from stretto.explain import visible
+from stretto.view.tables import plain_table, show_table
+
+if TYPE_CHECKING:
+    from stretto.explain import Explanation
+
+#: From tokens that leave first to those that stay to the end: foreground and background.
+SHADES = (
+    "grey50", "#204a4a on #d7efe9", "#10403a on #a6dccd", "#08332d on #6cc3ad",
+    "#ffffff on #2f9d84", "#ffffff on #006d5b",
+)  # fmt: skip
+
+
+def show_explanation(explanation: Explanation, file: IO[str] | None = None) -> None:
+    """Print to `file` (stdout), in the form that suits it."""
+    stream = sys.stdout if file is None else file
+    print(headline(explanation) + "\n", file=stream)
+    if stream.isatty():
+        _show_text(explanation, stream)
+    else:
+        print(plain_table(token_rows(explanation)), file=stream)
+    print(file=stream)
+    show_table(layer_rows(explanation), file=stream)
+
+
+def headline(explanation: Explanation) -> str:
+    answer = explanation.prediction
+    sure = "" if answer.score is None else f" ({answer.score:.3f})"
+    label = visible(answer.label) if isinstance(answer.label, str) else f"{answer.label:.4g}"
+    return (
+        f"{label}{sure}: {answer.depth} of {len(explanation.scores)} layers, cost {answer.cost:.3f} "
+        f"({explanation.method}, dial {explanation.dial:g})"
+    )
+
+
+def token_rows(explanation: Explanation) -> list[dict[str, Any]]:
+    """A row per token: the layers it lived through as a bar, frozen ones marked. Pieces of a word hang together."""
+    rows = []
+    lived = explanation.lives[1:].T.tolist()
+    frozen = explanation.frozen.T.tolist()
+    for place, last in enumerate(explanation.last_layers):
+        bar = "".join("*" if f else "#" if alive else "." for alive, f in zip(lived[place], frozen[place], strict=True))
+        mark = "+" if explanation.joined[place] else ""
+        rows.append({"token": mark + visible(explanation.tokens[place]), "layers": bar, "last": last})
+    return rows
+
+
+def layer_rows(explanation: Explanation) -> list[dict[str, Any]]:
+    """A row per layer that ran."""
+    some_frozen = bool(explanation.frozen.any())
+    some_exits = any(explanation.exits)
+    rows = []
+    for layer in range(1, explanation.depth + 1):
+        row: dict[str, Any] = {"layer": layer, "tokens left": int(explanation.lives[layer].sum())}
+        if some_frozen:
+            row["frozen"] = int((explanation.frozen[layer - 1] & explanation.lives[layer]).sum())
+        if some_exits:
+            row["exit says"] = exit_says(explanation.exits[layer - 1])
+        row[""] = "answered here" if layer == explanation.depth else ""
+        rows.append(row)
+    return rows
+
+
+def exit_says(probabilities: dict[str, float] | None) -> str:
+    """'good 0.93'; for regression the value."""
+    if not probabilities:
+        return ""
+    best = max(probabilities, key=probabilities.__getitem__)
+    return f"{visible(best)} {probabilities[best]:.3f}" if best else f"{probabilities[best]:.4g}"
+
+
+def _show_text(explanation: Explanation, stream: IO[str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    depth = explanation.depth
+    text = Text()
+    ever_frozen = explanation.frozen.any(dim=0).tolist()
+    for place, last in enumerate(explanation.last_layers):
+        if place and not explanation.joined[place]:
+            text.append(" ")
+        shade = SHADES[-1 if last >= depth else last * (len(SHADES) - 1) // depth]
+        style = f"underline {shade}" if ever_frozen[place] else shade
+        text.append(visible(explanation.tokens[place]), style=style)
+    legend = Text("\ntokens: ")
+    for place, shade in enumerate(SHADES):
+        words = {0: "leave first", len(SHADES) - 1: "stay to the end"}
+        legend.append(f" {words.get(place, ' ')} ", style=shade)
+    if any(ever_frozen):
+        legend.append("  ")
+        legend.append("frozen on the way", style="underline")
+    console = Console(file=stream)
+    console.print(text, soft_wrap=False)
+    console.print(legend)
