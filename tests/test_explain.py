@@ -104,7 +104,8 @@ def test_exits_are_told_as_far_as_they_were_asked() -> None:
     assert f"{regression.prediction.label:.4g}" in shown(regression)
 
 
-def test_frozen_tokens_stay_and_are_marked() -> None:
+def test_frozen_tokens_stay_and_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     model = with_method(Freezer)
     explanation = explain(model, TEXT)
     assert explanation.prediction == model.predict(TEXT)
@@ -161,10 +162,16 @@ def test_pieces_of_a_word_hang_together() -> None:
     assert visible("a\x00b\u202e") == "a\\u0000b\\u202e"
 
 
-def test_text_is_joined_in_the_terminal() -> None:
+def test_text_is_joined_in_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     explanation = explain(tiny_model("full"), "good film")
     joined = Explanation(**{**vars(explanation), "joined": [False, False, True, False]})
     assert "[CLS] goodfilm [SEP]" in re.sub(r"\x1b\[[\d;]*m", "", shown(joined, Terminal()))
+    assert "\x1b[30;42mgood" in shown(joined, Terminal())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[38;5;" in shown(joined, Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    assert "+film" in shown(joined, Terminal())  # without colours a line per token
     assert token_rows(joined)[2]["token"] == "+film"
     assert 'class="live opens"' in explanation_page(joined) and 'class="live joined"' in explanation_page(joined)
 

@@ -11,20 +11,19 @@ from stretto.view.tables import plain_table, show_table
 if TYPE_CHECKING:
     from stretto.explain import Explanation
 
-#: From tokens that leave first to those that stay to the end: foreground and background.
+#: From tokens that leave first to those that stay to the end, for terminals of many and of 16 colours.
 SHADES = (
     "grey50", "#204a4a on #d7efe9", "#10403a on #a6dccd", "#08332d on #6cc3ad",
     "#ffffff on #2f9d84", "#ffffff on #006d5b",
 )  # fmt: skip
+FEW_SHADES = ("bright_black", "blue", "cyan", "green", "bright_green", "black on green")
 
 
 def show_explanation(explanation: Explanation, file: IO[str] | None = None) -> None:
     """Print to `file` (stdout), in the form that suits it."""
     stream = sys.stdout if file is None else file
     print(headline(explanation) + "\n", file=stream)
-    if stream.isatty():
-        _show_text(explanation, stream)
-    else:
+    if not (stream.isatty() and _show_text(explanation, stream)):
         print(plain_table(token_rows(explanation)), file=stream)
     print(file=stream)
     show_table(layer_rows(explanation), file=stream)
@@ -76,26 +75,31 @@ def exit_says(probabilities: dict[str, float] | None) -> str:
     return f"{visible(best)} {probabilities[best]:.3f}" if best else f"{probabilities[best]:.4g}"
 
 
-def _show_text(explanation: Explanation, stream: IO[str]) -> None:
+def _show_text(explanation: Explanation, stream: IO[str]) -> bool:
+    """False if the terminal has no colours, and nothing was shown."""
     from rich.console import Console
     from rich.text import Text
 
-    depth = explanation.depth
+    console = Console(file=stream)
+    if console.color_system is None or console.no_color:
+        return False
+    shades = FEW_SHADES if console.color_system in ("standard", "windows") else SHADES
+    depth, most = explanation.depth, len(shades) - 1
     text = Text()
     ever_frozen = explanation.frozen.any(dim=0).tolist()
     for place, last in enumerate(explanation.last_layers):
         if place and not explanation.joined[place]:
             text.append(" ")
-        shade = SHADES[-1 if last >= depth else last * (len(SHADES) - 1) // depth]
+        shade = shades[most if last >= depth else last * most // depth]
         style = f"underline {shade}" if ever_frozen[place] else shade
         text.append(visible(explanation.tokens[place]), style=style)
     legend = Text("\ntokens: ")
-    for place, shade in enumerate(SHADES):
-        words = {0: "leave first", len(SHADES) - 1: "stay to the end"}
-        legend.append(f" {words.get(place, ' ')} ", style=shade)
+    for place, shade in enumerate(shades):
+        words = {0: "leave first", most: "stay to the end"}
+        legend.append(f" {words.get(place, '…')} ", style=shade)
     if any(ever_frozen):
         legend.append("  ")
         legend.append("frozen on the way", style="underline")
-    console = Console(file=stream)
-    console.print(text, soft_wrap=False)
+    console.print(text)
     console.print(legend)
+    return True
