@@ -86,7 +86,8 @@ class Experiment:
         self.rows: dict[str, Any] = json.loads(self.json.read_text()) if self.json.exists() else {}
 
         def part(split: str, names: list[str] | None = None) -> Dataset:
-            return load(str(data / f"{split}.jsonl.gz"), label_names=names, regression=self.spec.regression)
+            task = "regression" if self.spec.regression else "classification"
+            return load(str(data / f"{split}.jsonl.gz"), task=task, label_names=names)
 
         self.train = part(self.spec.train)
         names = self.train.label_names
