@@ -23,9 +23,8 @@ from stretto.bench.baselines import hugging_face, padded_flops
 from stretto.bench.model import packed_contender
 from stretto.bench.timing import Contender, interleaved
 from stretto.data import Dataset, load, sample, split_off
-from stretto.encoding import encode
 from stretto.evaluate import batches
-from stretto.tasks import Classification, Regression
+from stretto.tasks import TASKS
 
 RESULTS = Path(__file__).parent / "results"
 BATCHES = (1, 8, 32)
@@ -70,7 +69,7 @@ class Experiment:
         self.rows: dict[str, Any] = json.loads(self.json.read_text()) if self.json.exists() else {}
 
         def part(split: str, names: list[str] | None = None, limit: int | None = None) -> Dataset:
-            found = load(str(data / f"{split}.jsonl.gz"), label_names=names, regression=spec.task == "regression")
+            found = load(str(data / f"{split}.jsonl.gz"), task=spec.task, label_names=names)
             return found if limit is None else sample(found, limit, seed)
 
         self.train = part(spec.train, limit=spec.limit)
@@ -80,7 +79,7 @@ class Experiment:
         else:
             self.dev = part(spec.dev, names)
         self.test = part(spec.test, names, spec.test_limit)
-        self.task = Regression() if spec.task == "regression" else Classification(names or [])
+        self.task = TASKS[spec.task].posed_by(self.train)
 
     def write(self, key: str, value: Any) -> None:
         self.rows[key] = value
@@ -116,8 +115,7 @@ class Experiment:
     def clock(self, timed: Iterable[Timed], sequences: int = 64, rounds: int = 3) -> None:
         """Wall-clock of each model at its dial against the full one, packed and as Hugging Face runs it."""
         full = AdaptiveModel.from_pretrained(self.runs / "full")
-        sample = random.Random(self.seed).sample(self.test.texts, sequences)
-        features = encode(full.tokenizer, sample, full.max_length).features
+        features = full.encode(random.Random(self.seed).sample(self.test.texts, sequences)).features
         jobs = list(timed)
         found: dict[str, Any] = {}
         for size in BATCHES:

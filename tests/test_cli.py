@@ -125,13 +125,25 @@ def test_train_regression(encoder: Path, tmp_path: Path) -> None:
     data = write(
         tmp_path / "d.csv", "text,label\n" + "".join(f"{'good ' * (i % 5)}film,{i % 5}.5\n" for i in range(30))
     )
-    args = ["train", data, "--model", encoder, "--method", "lte", "--regression", "--output", tmp_path / "out", *QUICK]
+    args = [
+        "train",
+        data,
+        "--model",
+        encoder,
+        "--method",
+        "lte",
+        "--task",
+        "regression",
+        "--output",
+        tmp_path / "out",
+        *QUICK,
+    ]
     result = run(*args, "--report-to", "none")
     assert result.exit_code == 0, result.stderr
     assert "pearson" in result.stdout
-    refused = run(*args[:6], "--regression", "--output", tmp_path / "other", "--method", "deebert")
+    refused = run(*args[:6], "--task", "regression", "--output", tmp_path / "other", "--method", "deebert")
     assert refused.exit_code == 1
-    assert "a task that deebert supports" in refused.stderr
+    assert "a task that deebert can do" in refused.stderr
 
 
 def test_an_interrupted_training_goes_on(
@@ -196,7 +208,7 @@ def test_training_is_refused_before_it_begins(
         ("- a\n- b\n", "expected lines such as 'model:"),
         ("a: [\n", "Expected a YAML file"),
         ("model: 3\noutput: o\ndata: d\n", "Expected text for 'model', got 3"),
-        ("model: m\noutput: o\ndata: d\nregression: 3\n", "Expected true or false for 'regression', got 3"),
+        ("model: m\noutput: o\ndata: d\noverwrite: 3\n", "Expected true or false for 'overwrite', got 3"),
         ("model: m\noutput: o\ndata: d\nsede: 3\n", "Did you mean --seed?"),
     ],
 )

@@ -11,13 +11,13 @@ from stretto.cli.settings import sort_settings, take_flags
 from stretto.cli.verbs import with_json_target
 from stretto.methods import METHODS
 
-OPTIONS = {"--model": True, "--regression": False}
+OPTIONS = {"--model": True, "--overwrite": False}
 
 
 def test_flags_are_told_from_options_and_arguments() -> None:
-    args = "--pool cls data.csv --fp16 --model m --no-load-best-model-at-end --seed=3 --regression --max_steps -1"
+    args = "--pool cls data.csv --fp16 --model m --no-load-best-model-at-end --seed=3 --overwrite --max_steps -1"
     rest, settings = take_flags(args.split(), OPTIONS)
-    assert rest == ["data.csv", "--model", "m", "--regression"]
+    assert rest == ["data.csv", "--model", "m", "--overwrite"]
     assert settings == {
         "pool": "cls", "fp16": "true", "load_best_model_at_end": "false", "seed": "3", "max_steps": "-1",
     }  # fmt: skip

@@ -105,7 +105,7 @@ def test_scores_are_not_taken_for_classes(tmp_path: Path) -> None:
 
 
 def test_regression_labels(tmp_path: Path) -> None:
-    data = load(labelled_file(tmp_path, [1, "2.5", -0.5]), regression=True)
+    data = load(labelled_file(tmp_path, [1, "2.5", -0.5]), task="regression")
     assert (data.labels, data.label_names) == ([1.0, 2.5, -0.5], None)
     assert all(isinstance(label, float) for label in data.labels or [])
 
@@ -113,7 +113,7 @@ def test_regression_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", ["good", "inf", "nan", True, 10**400])
 def test_regression_labels_must_be_finite_numbers(tmp_path: Path, label: Any) -> None:
     with pytest.raises(StrettoError, match=r"r\.jsonl:2: expected a finite number as the label, got '.*classification"):
-        load(labelled_file(tmp_path, [1.0, label]), regression=True)
+        load(labelled_file(tmp_path, [1.0, label]), task="regression")
 
 
 # ---- splitting ---------------------------------------------------------------------------------------------

@@ -52,14 +52,14 @@ def test_an_interrupted_demo_goes_on(encoder: Path, tmp_path: Path, monkeypatch:
     reviews = tiny_reviews(60)
     rows = [f'"{text}",{2.0 * label}' for (text,), label in zip(reviews.texts, reviews.labels, strict=True)]
     data.write_text("body,stars\n" + "\n".join(rows) + "\n")
-    args = ["--model", encoder, "--data", data, "--text", "body", "--label", "stars", "--regression"]
+    args = ["--model", encoder, "--data", data, "--text", "body", "--label", "stars", "--task", "regression"]
     args += ["--output", tmp_path / "out", "--epochs", 1, "--rounds", 1]
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("stretto.training.sweep", stop)  # training is done, nothing is saved yet
+        patch.setattr("stretto.training.run.sweep", stop)  # training is done, nothing is saved yet
         assert run("demo", *args).exit_code == 130
     assert not (tmp_path / "out" / "model").exists()
     with monkeypatch.context() as patch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from sklearn import metrics as sklearn_metrics
 from transformers import BertConfig
 
 from stretto.errors import StrettoError
-from stretto.tasks import TASKS, Classification, Regression, Task, task_from_config, task_named
+from stretto.tasks import TASKS, Classification, Regression, SequenceTask, task_from_config, task_named
 from stretto.tasks.metrics import ece
 
 NAMES = ["bad", "good", "mixed"]
@@ -173,14 +174,16 @@ def test_regression_has_no_label_names() -> None:
         Regression(["bad", "good"])
 
 
-# ---- all tasks -------------------------------------------------------------------------------------------------------
+# ---- all tasks that answer sequences ---------------------------------------------------------------------------------
+
+SEQUENCE_TASKS = [name for name in TASKS if issubclass(TASKS[name], SequenceTask)]
 
 
-def example_of(name: str) -> Task:
-    return task_named(name)(NAMES if name == "classification" else [])
+def example_of(name: str) -> Any:
+    return task_named(name).make(NAMES)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", SEQUENCE_TASKS)
 def test_main_metric_is_among_the_metrics_and_perfect_for_perfect_logits(name: str) -> None:
     task = example_of(name)
     labels = torch.tensor([0, 1, 2, 1])
@@ -190,12 +193,18 @@ def test_main_metric_is_among_the_metrics_and_perfect_for_perfect_logits(name: s
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_survives_a_transformers_config(name: str) -> None:
+    """By the architecture that plain transformers writes, and by what stretto writes beside it."""
     task = example_of(name)
-    again = task_from_config(BertConfig(**BertConfig(**task.hf_config()).to_dict()))
-    assert (again.name, again.label_names, again.num_labels) == (name, task.label_names, task.num_labels)
+    config = BertConfig(**task.hf_config(), architectures=["Bert" + task.auto_class.removeprefix("AutoModel")])
+    for again in (
+        task_from_config(BertConfig(**config.to_dict())),
+        task_from_config(config, {"name": name, **task.settings()}),
+    ):
+        assert (again.name, again.label_names, again.num_labels) == (name, task.label_names, task.num_labels)
+        assert again.settings() == task.settings()
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", SEQUENCE_TASKS)
 @pytest.mark.parametrize(("logits", "labels"), [((0, 3), 0), ((4, 3), 5), ((4,), 4)])
 def test_metrics_want_matching_shapes(name: str, logits: tuple[int, ...], labels: int) -> None:
     with pytest.raises(StrettoError, match=r"Expected logits \[N, C\] and labels \[N\].*, got the shapes"):

@@ -8,8 +8,9 @@ import random
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from stretto.backbones import Backbone, backbone_for
 from stretto.state import Inputs
@@ -44,10 +45,10 @@ def tiny_config(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Any:
 
 
 @functools.cache
-def tiny_encoder(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Any:
+def tiny_encoder(model_type: str, n_labels: int = 3, n_layers: int = 4, head: str = "SequenceClassification") -> Any:
     """A random model with weights large enough that layers and positions matter."""
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(tiny_config(model_type, n_labels, n_layers))
+    model = getattr(transformers, f"AutoModelFor{head}").from_config(tiny_config(model_type, n_labels, n_layers))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -55,8 +56,10 @@ def tiny_encoder(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Any:
     return model.eval()
 
 
-def tiny_backbone(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Backbone:
-    return backbone_for(tiny_encoder(model_type, n_labels, n_layers))
+def tiny_backbone(
+    model_type: str, n_labels: int = 3, n_layers: int = 4, head: str = "SequenceClassification"
+) -> Backbone:
+    return backbone_for(tiny_encoder(model_type, n_labels, n_layers, head))
 
 
 def random_inputs(lengths: list[int], seed: int = 0, *, side: str = "right", types: bool = True) -> Inputs:
@@ -91,14 +94,18 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def tiny_model(method: str = "deebert", model_type: str = "bert", n_labels: int = 2, **settings: Any) -> Any:
-    """A random AdaptiveModel of its own (not shared with other tests)."""
+def tiny_model(
+    method: str = "deebert", model_type: str = "bert", n_labels: int = 2, task: Any = None, **settings: Any
+) -> Any:
+    """A random AdaptiveModel of its own (not shared with other tests); without a `task` for reviews."""
     from stretto.methods import METHODS, Shape
     from stretto.model import AdaptiveModel
     from stretto.tasks import Classification, Regression
 
-    encoder = copy.deepcopy(tiny_encoder(model_type, n_labels))
-    task = Classification(["bad", "good", "so-so"][:n_labels]) if n_labels > 1 else Regression()
+    if task is None:
+        task = Classification(["bad", "good", "so-so"][:n_labels]) if n_labels > 1 else Regression()
+    head = task.auto_class.removeprefix("AutoModelFor")
+    encoder = copy.deepcopy(tiny_encoder(model_type, task.num_labels, head=head))
     encoder.config.update(task.hf_config())
     backbone = backbone_for(encoder)
     torch.manual_seed(7)
@@ -120,3 +127,42 @@ def tiny_reviews(n: int = 64, seed: int = 0) -> Any:
         texts.append((" ".join(words),))
         labels.append(good)
     return Dataset(texts, labels, ["bad", "good"], [f"made:{i + 1}" for i in range(n)])
+
+
+TAGS = ["O", "B-ask", "I-ask", "B-place"]
+TAG_OF = {"how": "B-ask", "many": "I-ask", "city": "B-place", "country": "B-place"}
+
+
+def tiny_tagging(n: int = 64, seed: int = 0) -> Any:
+    """A learnable task: "how many" asks, cities and countries are places."""
+    from stretto.data import Dataset
+
+    dice = random.Random(seed)
+    plain = [word for word in WORDS if word not in TAG_OF]
+    texts, labels = [], []
+    for _ in range(n):
+        words = [
+            word
+            for _ in range(dice.randint(1, 8))
+            for word in dice.choice([[dice.choice(plain)], ["how", "many"], ["city"], ["country"]])
+        ]
+        texts.append(tuple(words))
+        labels.append([TAGS.index(TAG_OF.get(word, "O")) for word in words])
+    return Dataset(texts, labels, TAGS, [f"made:{i + 1}" for i in range(n)])
+
+
+def tiny_questions(n: int = 64, seed: int = 0, *, no_answer: bool = False, longest: int = 12) -> Any:
+    """A learnable task: how many? The number, and all "very" before it. With `no_answer` a third has no number."""
+    from stretto.data import Dataset, Gold
+
+    dice = random.Random(seed)
+    plain = [word for word in WORDS if word not in ("one", "two", "three", "very")]
+    texts, labels = [], []
+    for index in range(n):
+        words = dice.choices(plain, k=dice.randint(3, longest))
+        place = dice.randrange(len(words) + 1)
+        before = " ".join(words[:place]) + " " * (place > 0)
+        answer = "" if no_answer and index % 3 == 0 else "very " * dice.randint(0, 2) + dice.choice(["one", "two"])
+        texts.append(("how many ?", f"{before}{answer} {' '.join(words[place:])}"))
+        labels.append((Gold(answer, len(before)),) if answer else ())
+    return Dataset(texts, labels, None, [f"made:{i + 1}" for i in range(n)])

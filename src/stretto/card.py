@@ -23,24 +23,24 @@ def model_card(folder: Folder, config: Any, task: Task) -> str:
     provenance = "\n".join(f"- {name}: {value}" for name, value in folder.provenance.items()) or "- not recorded"
     return f"""---
 library_name: stretto
-pipeline_tag: text-classification
+pipeline_tag: {task.pipeline_tag}
 tags: [early-exit, adaptive-computation, {folder.method}]
 ---
 
 # {config.model_type} with {folder.method}
 
 A {task.name} model ({config.num_hidden_layers} layers, hidden size {config.hidden_size}) that spends only the
-computation each input needs. Labels: {", ".join(task.label_names) or "a number"}.
+computation each input needs. Its answers: {task.outputs}.
 
 ```python
 from stretto import AdaptiveModel
 
 model = AdaptiveModel.from_pretrained("this-folder")
-print(model.predict("some text"))
+print(model.predict({task.example}))
 ```
 
-The folder is also a plain Hugging Face model: `AutoModelForSequenceClassification.from_pretrained` loads the full
-model from it and ignores the exits.
+The folder is also a plain Hugging Face model: `{task.auto_class}.from_pretrained` loads the full model from it
+and ignores what stretto adds.
 
 ## Operating points
 

@@ -1,7 +1,7 @@
 """Datasets: from a file or the hub to texts and label numbers.
 
-The steps, and where they are: sources to rows (`readers.py`), rows to records (`records.py`), records to
-a `Dataset` (here), texts to tensors (`encoding.py`). Their public names can all be imported from here.
+The steps, and where they are: sources to rows (`readers.py`), rows to records (`records.py`, `layouts.py`), records
+to a `Dataset` (here), texts to tensors (`encoding.py` and the tasks). Their public names can be imported from here.
 """
 
 from __future__ import annotations
@@ -10,29 +10,32 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from stretto.encoding import Encoded, EncodedDataset, collate, encode, max_length_of
 from stretto.errors import StrettoError
+from stretto.layouts import Gold
 from stretto.readers import listed
 from stretto.records import GUESS, Columns, Label, Record, read
 
 __all__ = [
-    "Columns", "Dataset", "Encoded", "EncodedDataset", "Record",
-    "by_length", "collate", "encode", "load", "max_length_of", "read", "sample",
-    "split_off",
+    "Columns", "Dataset", "Encoded", "EncodedDataset", "Gold", "Record",
+    "by_length", "collate", "encode", "load", "max_length_of", "read", "sample", "split_off",
 ]  # fmt: skip
 
 
 @dataclass
 class Dataset:
-    """Examples in memory; `labels` are class numbers (names in `label_names`) or, for regression, floats."""
+    """Examples in memory."""
 
     texts: list[tuple[str, ...]]
-    labels: list[int] | list[float] | None
+    """A text or two; for tags the words; question and context."""
+    labels: list[Any] | None
+    """Class numbers (names in `label_names`); floats; for tags a class number per word; for questions `Gold`s."""
     label_names: list[str] | None
     where: list[str]
 
@@ -43,31 +46,37 @@ class Dataset:
 def load(
     source: str | os.PathLike[str],
     *,
+    task: str = "classification",
     columns: Columns = GUESS,
     split: str | None = None,
     label_names: Sequence[str] | None = None,
-    regression: bool = False,
     labelled: bool = True,
 ) -> Dataset:
-    """All of `source` in memory, labels as numbers.
+    """All of `source` in memory, labels as numbers; `task` says what is in it.
 
     Without `label_names` (training) the names come from the data: those the source declares, else the sorted
     whole numbers if every label is one, else the sorted words. With `label_names` (testing) every label must
     be one of them, or a class number where the names are words.
     """
-    records = list(read(source, columns=columns, split=split, labelled=labelled))
-    labels: list[int] | list[float] | None = None
-    names = list(label_names) if label_names is not None and not regression else None
-    if labelled and regression:
+    records = list(read(source, task=task, columns=columns, split=split, labelled=labelled))
+    labels: list[Any] | None = None
+    names = list(label_names) if label_names is not None and task in ("classification", "tokens") else None
+    if labelled and task == "regression":
         labels = [_finite(record) for record in records]
+    elif labelled and task == "span":
+        labels = [record.label for record in records]
     elif labelled:
-        names = _names(records) if names is None else names
-        labels = class_numbers(records, names)
-        if label_names is None and len(set(labels)) < 2:
+        single = [replace(r, label=tag) for r in records for tag in r.label] if task == "tokens" else records
+        names = _names(single) if names is None else names
+        labels = numbers = class_numbers(single, names)
+        if label_names is None and len(set(numbers)) < 2:
             raise StrettoError(
-                f"{records[0].where}: expected two different labels or more, got only '{records[0].label}'. "
+                f"{records[0].where}: expected two different labels or more, got only '{single[0].label}'. "
                 "Check the label column, or add examples of another class."
             )
+        if task == "tokens":
+            left = iter(numbers)
+            labels = [list(islice(left, len(record.texts))) for record in records]
     return Dataset([r.texts for r in records], labels, names, [r.where for r in records])
 
 
@@ -75,21 +84,26 @@ def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Da
     """Hold out about `fraction` of the data: (what is left, what is held out), both in file order.
 
     The examples are shuffled, ordered by label and taken at even steps, so both parts have the same mix of
-    labels (of scores, for regression). A class's only example is never held out.
+    labels (of scores, for regression). A class's only example is never held out. Questions about one context stay
+    together: a context that was learned from is no test.
     """
     if not 0 < fraction <= 0.5:
         raise StrettoError(f"Expected a fraction above 0 and up to 0.5, got {fraction}. Hold out 0.1, say.")
     order = np.random.default_rng(seed).permutation(len(dataset))
-    if dataset.labels is not None:
-        labels = np.asarray(dataset.labels)
-        order = order[np.argsort(labels[order], kind="stable")]
-        if dataset.label_names is not None:
-            order = order[np.bincount(labels)[labels[order]] > 1]
-    if len(order) < 2:
-        raise StrettoError(f"Expected two examples or more to split, got {len(dataset)}. Add examples.")
-    count = max(1, int(len(order) * fraction))
-    # steps of 2 or more: two neighbours are never both taken, so no class is emptied
-    held = set(order[((np.arange(count) + 0.5) * len(order) / count).astype(int)].tolist())
+    kind = type(dataset.labels[0]) if dataset.labels else None
+    if kind is tuple:
+        held = _whole_contexts(dataset, order.tolist(), max(1, int(len(order) * fraction)))
+    else:
+        if kind in (int, float):
+            labels = np.asarray(dataset.labels)
+            order = order[np.argsort(labels[order], kind="stable")]
+            if dataset.label_names is not None:
+                order = order[np.bincount(labels)[labels[order]] > 1]
+        if len(order) < 2:
+            raise StrettoError(f"Expected two examples or more to split, got {len(dataset)}. Add examples.")
+        count = max(1, int(len(order) * fraction))
+        # steps of 2 or more: two neighbours are never both taken, so no class is emptied
+        held = set(order[((np.arange(count) + 0.5) * len(order) / count).astype(int)].tolist())
     left = [i for i in range(len(dataset)) if i not in held]
     return _take(dataset, left), _take(dataset, sorted(held))
 
@@ -107,9 +121,27 @@ def by_length(dataset: Dataset) -> Dataset:
     return _take(dataset, sorted(range(len(dataset)), key=lambda index: sum(map(len, dataset.texts[index]))))
 
 
+def _whole_contexts(dataset: Dataset, order: Sequence[int], count: int) -> set[int]:
+    """About `count` examples: all those about the contexts that come first in `order`."""
+    groups: dict[str, list[int]] = {}
+    for index in order:
+        groups.setdefault(dataset.texts[index][1], []).append(index)
+    if len(groups) < 2:
+        raise StrettoError(
+            f"Expected questions about two contexts or more to split, got {len(groups)}. Add examples, or give the "
+            "part to measure on yourself (--dev)."
+        )
+    held: set[int] = set()
+    for group in list(groups.values())[:-1]:
+        if len(held) >= count:
+            break
+        held.update(group)
+    return held
+
+
 def _take(dataset: Dataset, indices: list[int]) -> Dataset:
     texts = [dataset.texts[i] for i in indices]
-    labels: Any = None if dataset.labels is None else [dataset.labels[i] for i in indices]
+    labels = None if dataset.labels is None else [dataset.labels[i] for i in indices]
     return Dataset(texts, labels, dataset.label_names, [dataset.where[i] for i in indices])
 
 

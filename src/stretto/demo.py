@@ -20,12 +20,11 @@ from typing import Any
 from stretto.bench.model import bench_model, budget_dials, gains_by_dial
 from stretto.bench.results import cpu_name, versions
 from stretto.data import GUESS, Columns, Dataset, load, split_off
-from stretto.encoding import encode
 from stretto.errors import StrettoError
 from stretto.evaluate import OperatingPoint, sweep
 from stretto.folder import quiet_transformers
-from stretto.model import AdaptiveModel, Prediction
-from stretto.tasks import Classification, Regression, Task
+from stretto.model import AdaptiveModel
+from stretto.tasks import TASKS, LabelPrediction
 from stretto.training import train
 from stretto.view.plots import pareto_plot
 from stretto.view.report import Report
@@ -55,7 +54,7 @@ class Demo:
     data: str | None = None
     """Labelled texts; None is the review snippets."""
     columns: Columns = GUESS
-    regression: bool = False
+    task: str = "classification"
     limit: int = 6000
     """Most texts to train on; dev and test data get at most a quarter of it each."""
     epochs: float = 2
@@ -66,7 +65,7 @@ class Demo:
 
     @property
     def method(self) -> str:
-        return "lte" if self.regression else "deebert"
+        return "lte" if self.task == "regression" else "deebert"
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def run_demo(demo: Demo, output: str | Path, *, progress: bool = True, tell: Tel
     show_table(rows, table_formats(model), title=f"\n{model.task.main_metric} and time on {len(parts.test)} test texts")
 
     tell("\n5/5  Answering three texts")
-    predictions = model.answer(encode(model.tokenizer, parts.sentences, model.max_length).features)
+    predictions = model.predict(parts.sentences)
     answers = [answer_row(text, prediction) for text, prediction in zip(parts.sentences, predictions, strict=True)]
     show_table(answers, ANSWER_FORMATS)
 
@@ -194,7 +193,7 @@ def missing_package(name: str) -> StrettoError:
 
 
 def own_parts(demo: Demo) -> Parts:
-    everything = load(str(demo.data), columns=demo.columns, regression=demo.regression)
+    everything = load(str(demo.data), columns=demo.columns, task=demo.task)
     rest, test = split_off(everything, 0.15, demo.seed)
     left, dev = split_off(rest, 0.1, demo.seed)
     return limited(demo, left, dev, test, test.texts[:3])
@@ -216,7 +215,7 @@ def fit(demo: Demo, parts: Parts, folder: Path, progress: bool) -> None:
     """Train, or go on with a training that was interrupted."""
     from transformers import set_seed
 
-    task: Task = Regression() if demo.regression else Classification(parts.train.label_names or [])
+    task = TASKS[demo.task].posed_by(parts.train)
     set_seed(demo.seed)  # exits start from random weights
     with quiet_transformers():
         model = AdaptiveModel.from_pretrained(
@@ -255,7 +254,7 @@ def table_formats(model: AdaptiveModel) -> dict[str, str]:
     return {**FORMATS, model.task.main_metric: ".4f"}
 
 
-def answer_row(text: tuple[str, ...], prediction: Prediction) -> dict[str, Any]:
+def answer_row(text: tuple[str, ...], prediction: LabelPrediction) -> dict[str, Any]:
     shown = " / ".join(text)
     return {
         "text": shown if len(shown) <= 100 else shown[:99] + "…",

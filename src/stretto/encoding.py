@@ -30,10 +30,19 @@ OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokenised inputs, and how many of them were longer than allowed."""
+    """Tokenised inputs: a feature for each, or several where a task cuts long inputs into windows."""
 
+    texts: Sequence[tuple[str, ...]]
+    """The inputs, as they came."""
     features: list[Feature]
     truncated: int
+    """How many inputs were longer than allowed and were cut."""
+    example_of: list[int]
+    """For each feature the index of its input."""
+    labels: Sequence[Any] | None = None
+    """For each feature what the task's loss reads; a list has one entry per token."""
+    places: Sequence[Any] = ()
+    """For each feature where its tokens come from, in the task's own form."""
 
 
 def max_length_of(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> int:
@@ -87,7 +96,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]],
                     keep = _kept(sides, max_length, tokenizer.truncation_side)
                     feature = {name: [values[k] for k in keep] for name, values in feature.items()}
             features.append(feature)
-    return Encoded(features, truncated)
+    return Encoded(texts, features, truncated, list(range(len(texts))))
 
 
 def _kept(sides: list[int | None], max_length: int, truncation_side: str) -> list[int]:

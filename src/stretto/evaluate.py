@@ -11,11 +11,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from stretto.data import Dataset
-from stretto.encoding import Encoded, collate, encode
+from stretto.encoding import Encoded, Feature, collate
 from stretto.errors import StrettoError
 from stretto.measure import Cost
 from stretto.recording import record, replay
 from stretto.state import Inputs, Trace
+from stretto.tasks import Logits
 
 if TYPE_CHECKING:
     from stretto.model import AdaptiveModel
@@ -41,7 +42,7 @@ class OperatingPoint:
         return asdict(self)
 
 
-def batches(features: Sequence[dict], pad_token_id: int, batch_size: int, progress: str = "") -> Iterator[Inputs]:
+def batches(features: Sequence[Feature], pad_token_id: int, batch_size: int, progress: str = "") -> Iterator[Inputs]:
     """Padded batches in the given order, with a progress bar if it has a name."""
     pad = collate(pad_token_id)
     starts = range(0, len(features), batch_size)
@@ -61,40 +62,57 @@ def sweep(
 ) -> list[OperatingPoint]:
     """Measure each dial (default: the method's own sweep) on labelled data.
 
-    Who sweeps the same data again and again may pass what `encode` made of its texts."""
+    Who sweeps the same data again and again may pass what `model.encode(data.texts)` gave."""
     if data.labels is None:
         raise StrettoError("Expected labelled data to evaluate on, got none. Name the label column.")
     dials = model.method.dial.sweep if dials is None else dials
     for dial in dials:
         model.method.dial.check(dial)
-    encoded = encode(model.tokenizer, data.texts, model.max_length) if encoded is None else encoded
-    labels = torch.tensor(data.labels)
+    encoded = model.encode(data.texts) if encoded is None else encoded
     points = []
     for dial, (logits, trace) in zip(dials, _runs(model, encoded.features, dials, batch_size, progress), strict=True):
-        metrics = model.task.metrics(logits, labels)
+        metrics = model.task.scores(logits, encoded, data.labels)
         cost = Cost.of(trace, model.backbone)
         points.append(OperatingPoint(dial, metrics[model.task.main_metric], cost.total, cost.mean_depth, metrics))
     return points
 
 
+def run_features(
+    model: AdaptiveModel, features: Sequence[Feature], dial: float | Tensor, batch_size: int, progress: str = ""
+) -> tuple[Logits, Trace]:
+    """Logits and trace of all features, in order. `dial` may be one per feature ([n])."""
+    logits: list[Tensor] = []
+    traces: list[Trace] = []
+    for inputs in batches(features, model.tokenizer.pad_token_id, batch_size, progress):
+        done, count = len(traces) * batch_size, len(inputs.input_ids)
+        here = dial[done : done + count] if isinstance(dial, Tensor) and dial.dim() else dial
+        output = model.run(inputs, here)
+        traces.append(output.trace)
+        if output.logits.dim() == 2:
+            logits.append(output.logits)
+        else:  # [B, T, C]: column = position, so padding is on the right, and is not kept
+            lengths = output.trace.lengths.tolist()
+            logits += [row[:length].clone() for row, length in zip(output.logits, lengths, strict=True)]
+    trace = Trace.concatenate(traces)
+    return (logits if model.backbone.token_head is not None else torch.cat(logits)), trace
+
+
 def _runs(
-    model: AdaptiveModel, features: list[dict], dials: Sequence[float], batch_size: int, progress: bool
-) -> Iterator[tuple[Tensor, Trace]]:
-    """Logits [n, C] and trace for each dial: replayed from one pass where the method only exits."""
+    model: AdaptiveModel, features: Sequence[Feature], dials: Sequence[float], batch_size: int, progress: bool
+) -> Iterator[tuple[Logits, Trace]]:
+    """Logits and trace for each dial: replayed from one pass where the method only exits."""
     engine, method = model.packed, model.method
-    pad = model.tokenizer.pad_token_id
     only_exits = method.exits is not None and method.points == {"after"}
     if only_exits and len(dials) > 1:
         assert method.exits is not None
+        pad = model.tokenizer.pad_token_id
         recording = record(engine, method.exits, batches(features, pad, batch_size, "reading" if progress else ""))
         for dial in dials:
             output = replay(model.backbone, method, recording, dial)
             yield output.logits, output.trace
         return
     for dial in dials:
-        name = f"{method.dial.name} {dial:g}" if progress else ""
-        outputs = [model.run(batch, dial) for batch in batches(features, pad, batch_size, name)]
-        yield torch.cat([o.logits for o in outputs]), Trace.concatenate([o.trace for o in outputs])
+        yield run_features(model, features, dial, batch_size, f"{method.dial.name} {dial:g}" if progress else "")
 
 
 def within_budget(points: Sequence[OperatingPoint], budget: float) -> OperatingPoint | None:

@@ -7,7 +7,7 @@ that the method asked. Nothing is computed for it: answer and cost are those of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.encoding import Origin, encode, origins
+from stretto.encoding import Origin, origins
 from stretto.evaluate import batches
 from stretto.methods.base import Method
-from stretto.model import AdaptiveModel, Prediction, Text, check_text
+from stretto.model import AdaptiveModel, Text
 from stretto.state import Decision, State
+from stretto.tasks import Prediction, SequenceTask
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,10 @@ class Explanation:
         return (self.lives.shape[0] - 1 - self.lives.flip(0).int().argmax(dim=0)).tolist()
 
     def to_json(self) -> dict[str, Any]:
-        prediction = self.prediction
         return {
             "method": self.method,
             "dial": self.dial,
-            "label": prediction.label,
-            "score": prediction.score,
-            "depth": prediction.depth,
-            "cost": prediction.cost,
+            **asdict(self.prediction),
             "truncated": self.truncated,
             "tokens": self.tokens,
             "joined": self.joined,
@@ -112,32 +109,37 @@ class Watcher(Method):
 
 
 def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Explanation:
-    """Answer one text (or a pair) and tell what became of each of its tokens."""
-    parts = check_text(text)
+    """Answer one input and tell what became of each of its tokens; of a long context, of its first window's."""
+    parts = model.task.check_input(text)
     dial = model.dial if dial is None else dial
-    encoded = encode(model.tokenizer, [parts], model.max_length)
-    (inputs,) = batches(encoded.features, model.tokenizer.pad_token_id, 1)
+    encoded = model.encode([parts])
+    (inputs,) = batches(encoded.features[:1], model.tokenizer.pad_token_id, 1)
     n_layers, n_tokens = model.backbone.n_layers, inputs.input_ids.shape[1]
     watcher = Watcher(model.method, n_layers, n_tokens)
     model.run(inputs, dial, method=watcher)
-    told = {layer: model.task.decode(logits)[0] for layer, logits in watcher.exit_logits.items()}
+    told = {layer: exit_answer(model, logits) for layer, logits in watcher.exit_logits.items()}
     names = model.tokenizer.convert_ids_to_tokens(encoded.features[0]["input_ids"])
-    tokens, joined = pieces(names, parts, origins(model.tokenizer, parts, model.max_length))
+    is_text = isinstance(model.task, SequenceTask)  # other tasks cut their inputs in other ways
+    tokens, joined = pieces(names, parts, origins(model.tokenizer, parts, model.max_length) if is_text else None)
     return Explanation(
         tokens=tokens,
         joined=joined,
         lives=watcher.lives,
         frozen=watcher.frozen,
         scores=watcher.scores,
-        exits=[
-            (told[layer].probabilities or {"": float(told[layer].label)}) if layer in told else None
-            for layer in range(1, n_layers + 1)
-        ],
+        exits=[told.get(layer) for layer in range(1, n_layers + 1)],
         prediction=model.predict(text, dial),
         method=model.method.name,
         dial=float(dial),
-        truncated=encoded.truncated > 0,
+        truncated=encoded.truncated > 0 or len(encoded.features) > 1,
     )
+
+
+def exit_answer(model: AdaptiveModel, logits: Tensor) -> dict[str, float]:
+    """[1, C] -> the probability of every label; for regression the value, under ''."""
+    assert isinstance(model.task, SequenceTask)  # others have no exits
+    (answer,) = model.task.answers(logits)
+    return answer.probabilities or {"": float(answer.label)}
 
 
 def pieces(names: list[str], texts: tuple[str, ...], found: list[Origin] | None) -> tuple[list[str], list[bool]]:

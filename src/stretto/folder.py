@@ -13,21 +13,22 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import cached_file, logging
 
 from stretto.backbones import BACKBONES
 from stretto.card import model_card
 from stretto.errors import StrettoError
-from stretto.tasks import Task
+from stretto.tasks import Task, Tokens
 
 FORMAT = 1
 #: Any one of these makes a tokenizer.
@@ -44,6 +45,7 @@ class Folder:
     dial: float
     points: list[dict[str, Any]]
     provenance: dict[str, Any]
+    task: dict[str, Any] = field(default_factory=dict)  # its name and settings; empty: as config.json tells
     format: int = FORMAT
     weights: str | None = None  # where stretto.safetensors is; not written
 
@@ -106,8 +108,8 @@ def quiet_transformers() -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def load_encoder(name_or_path: str, task: Task | None) -> Any:
-    """The Hugging Face sequence-classification model, in fp32; `task` gives it new labels."""
+def load_config(name_or_path: str) -> Any:
+    """The Hugging Face config of a supported architecture."""
     if Path(name_or_path).is_dir() and find(name_or_path, "config.json") is None:
         raise StrettoError(
             f"Expected a model folder with a config.json, got '{name_or_path}' without one. "
@@ -121,15 +123,19 @@ def load_encoder(name_or_path: str, task: Task | None) -> Any:
             f"({str(error).splitlines()[0]}). Check the name or the folder."
         ) from error
     BACKBONES[config.model_type]  # unsupported architectures are named before any weight is read
-    labels = {} if task is None else task.hf_config()
+    return config
+
+
+def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: bool) -> Any:
+    """The Hugging Face model for a task, in fp32; `new_labels` gives it a head for those of the task."""
     try:
         with quiet_transformers():
-            return AutoModelForSequenceClassification.from_pretrained(
+            return getattr(transformers, task.auto_class).from_pretrained(
                 name_or_path,
                 dtype=torch.float32,
-                attn_implementation="eager" if config.model_type == "mpnet" else "sdpa",  # MPNet has no other
-                ignore_mismatched_sizes=task is not None,
-                **labels,
+                attn_implementation="eager" if model_type == "mpnet" else "sdpa",  # MPNet has no other
+                ignore_mismatched_sizes=new_labels,
+                **(task.hf_config() if new_labels else {}),
             )
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise StrettoError(
@@ -138,13 +144,15 @@ def load_encoder(name_or_path: str, task: Task | None) -> Any:
         ) from error
 
 
-def load_tokenizer(name_or_path: str, max_length: int | None = None) -> Any:
-    """The tokenizer, told to make at most `max_length` tokens of an input."""
-    limit = {} if max_length is None else {"model_max_length": max_length}
+def load_tokenizer(name_or_path: str, task: Task) -> Any:
+    """The tokenizer. Where one tells words by the space before them, those of the task `tokens` must get that space."""
     try:
         if Path(name_or_path).is_dir() and not any(find(name_or_path, file) for file in TOKENIZER_FILES):
             raise ValueError(f"none of {', '.join(TOKENIZER_FILES)}")  # transformers would make up an empty one
-        return AutoTokenizer.from_pretrained(name_or_path, **limit)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        if isinstance(task, Tokens) and getattr(tokenizer, "add_prefix_space", None) is False:
+            return AutoTokenizer.from_pretrained(name_or_path, add_prefix_space=True)
+        return tokenizer
     except (OSError, ValueError) as error:
         raise StrettoError(
             f"Expected a tokenizer in '{name_or_path}', got none ({str(error).splitlines()[0]}). "

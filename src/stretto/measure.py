@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from stretto.backbones import Backbone
@@ -55,6 +56,16 @@ class Cost:
     @classmethod
     def of(cls, trace: Trace, backbone: Backbone) -> Cost:
         return cls(flops(trace, backbone), full_flops(trace.lengths, backbone), trace.depth)
+
+    def per_example(self, example_of: Tensor, count: int) -> Cost:
+        """The cost of inputs cut into several sequences: sums, and the greatest depth. `example_of` is [B]."""
+        empty = torch.zeros(count, dtype=self.flops.dtype, device=self.flops.device)
+        example_of = example_of.to(empty.device)
+        return Cost(
+            empty.index_add(0, example_of, self.flops),
+            empty.index_add(0, example_of, self.full),
+            empty.scatter_reduce(0, example_of, self.depth, "amax"),
+        )
 
     @property
     def per_sequence(self) -> Tensor:

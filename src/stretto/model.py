@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -11,32 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones import backbone_for
-from stretto.encoding import Feature, encode, max_length_of
+from stretto.encoding import Encoded, max_length_of
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.evaluate import batches
-from stretto.folder import Folder, load_encoder, load_tokenizer, read_folder, write_folder
+from stretto.evaluate import run_features
+from stretto.folder import Folder, load_config, load_encoder, load_tokenizer, read_folder, write_folder
 from stretto.measure import Cost
 from stretto.methods import METHODS, Method, Shape
 from stretto.state import Inputs, Output
-from stretto.tasks import Task, task_from_config
+from stretto.tasks import Prediction, Task, task_from_config
 
-Text = str | tuple[str, str]
+__all__ = ["AdaptiveModel", "Prediction", "Text", "make_config"]
 
-
-@dataclass(frozen=True)
-class Prediction:
-    """An answer and what it took."""
-
-    label: str | float
-    score: float | None
-    """Probability of the label; None for regression."""
-    depth: int
-    """Layers run."""
-    cost: float
-    """Fraction of the full model's FLOPs for this input."""
-    probabilities: dict[str, float] | None = None
+#: One input: a text, or a tuple of a pair's texts, of a question and its context, or of words.
+Text = str | tuple[str, ...]
 
 
 class AdaptiveModel(nn.Module):
@@ -69,20 +58,24 @@ class AdaptiveModel(nn.Module):
         A stretto folder may also be opened with another method: its exits carry over if the new method has exits of
         the same form, all else starts afresh. `settings` are fields of the method's Config. `task` replaces the
         head's labels (for training). `dtype='int8'` quantises the packed engine's matrix products. `max_length` cuts
-        inputs to fewer tokens than the encoder takes; it is saved with the tokenizer."""
+        inputs (or windows of them) shorter than the encoder needs, and is saved with the tokenizer."""
         folder = read_folder(str(name_or_path))
         same_method = folder is not None and method in (None, folder.method)
         if folder is not None and same_method:
             method, settings = folder.method, {**folder.config, **settings}
         method_class = METHODS[method or "full"]
         config = make_config(method_class, settings)
-        encoder = load_encoder(str(name_or_path), task)
-        task = task or task_from_config(encoder.config)
+        hf_config, new_labels = load_config(str(name_or_path)), task is not None
+        task = task or task_from_config(hf_config, folder.task if folder else None)
+        encoder = load_encoder(str(name_or_path), hf_config.model_type, task, new_labels=new_labels)
         backbone = backbone_for(encoder)
         built = method_class(config, Shape(backbone.d, backbone.n_layers, backbone.n_labels), task)
         if built.exits is not None:
             built.exits.start_from(backbone.pooler())
-        model = cls(encoder, load_tokenizer(str(name_or_path), max_length), built, task, dtype)
+        tokenizer = load_tokenizer(str(name_or_path), task)
+        if max_length is not None:
+            tokenizer.model_max_length = min(max_length, max_length_of(tokenizer, encoder.config))
+        model = cls(encoder, tokenizer, built, task, dtype)
         if folder is not None and same_method:
             folder.load_weights(built)
             model.dial, model.operating_points, model.provenance = folder.dial, folder.points, folder.provenance
@@ -91,13 +84,14 @@ class AdaptiveModel(nn.Module):
         return model.eval()
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write a folder that plain `AutoModelForSequenceClassification` loads too. All of it appears, or nothing."""
+        """Write a folder that plain transformers loads too (by `task.auto_class`). All of it appears, or nothing."""
         folder = Folder(
             method=self.method.name,
             config=dataclasses.asdict(self.method.config),
             dial=self.dial,
             points=self.operating_points,
             provenance=self.provenance,
+            task={"name": self.task.name, **self.task.settings()},
         )
         write_folder(Path(path), folder, self.encoder, self.tokenizer, self.method, self.task)
 
@@ -126,48 +120,40 @@ class AdaptiveModel(nn.Module):
         return self.packed.run(inputs.to(self.encoder.device), method or self.method, dial)
 
     @overload
-    def predict(self, texts: Text, dial: float | Tensor | None = None, batch_size: int = 32) -> Prediction: ...
+    def predict(self, texts: Text, dial: float | Tensor | None = None, batch_size: int = 32) -> Any: ...
     @overload
     def predict(
-        self, texts: list[Text], dial: float | Tensor | None = None, batch_size: int = 32
-    ) -> list[Prediction]: ...
+        self, texts: Sequence[Text | list[str]], dial: float | Tensor | None = None, batch_size: int = 32
+    ) -> list[Any]: ...
 
     def predict(
-        self, texts: Text | list[Text], dial: float | Tensor | None = None, batch_size: int = 32
-    ) -> Prediction | list[Prediction]:
-        """Answer one text (or one pair, a tuple of two) or a list of them, in order."""
+        self, texts: Text | Sequence[Text | list[str]], dial: float | Tensor | None = None, batch_size: int = 32
+    ) -> Any:
+        """Answer one input (a string or a tuple: see `Text`) or a list of them, in order.
+
+        The answers are `Prediction`s of the task's own kind, such as `LabelPrediction`."""
         if isinstance(texts, (str, tuple)):
             return self.predict([texts], dial, batch_size)[0]
-        pairs = [check_text(text) for text in texts]
-        if not pairs:
+        return self.answer(self.encode([self.task.check_input(text) for text in texts]), dial, batch_size)
+
+    def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any] | None = None) -> Encoded:
+        """Tokenise inputs (and labels, one per input, as in a `Dataset`) as the task wants them."""
+        return self.task.encode(self.tokenizer, texts, self.max_length, labels)
+
+    def answer(self, encoded: Encoded, dial: float | Tensor | None = None, batch_size: int = 32) -> list[Any]:
+        """Answer what `encode` has tokenised, in order. A dial per input ([n]) holds for all its windows."""
+        if not encoded.features:
             return []
-        return self.answer(encode(self.tokenizer, pairs, self.max_length).features, dial, batch_size)
-
-    def answer(
-        self, features: list[Feature], dial: float | Tensor | None = None, batch_size: int = 32
-    ) -> list[Prediction]:
-        """Answer tokenised inputs, in order; `predict` for those who tokenise themselves (see `stretto.encoding`)."""
-        dial = self.dial if dial is None else dial
-        dials = torch.as_tensor(dial, dtype=torch.float64).expand(len(features))
-        predictions: list[Prediction] = []
-        for inputs in batches(features, self.tokenizer.pad_token_id, batch_size):
-            done = len(predictions)
-            output = self.run(inputs, dials[done : done + len(inputs.input_ids)])
-            cost = Cost.of(output.trace, self.backbone)
-            answers = self.task.decode(output.logits)
-            for answer, depth, share in zip(answers, cost.depth.tolist(), cost.per_sequence.tolist(), strict=True):
-                predictions.append(Prediction(answer.label, answer.score, depth, share, answer.probabilities))
-        return predictions
-
-
-def check_text(text: Any) -> tuple[str, ...]:
-    """One text as the tuple of its parts."""
-    parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, (tuple, list)) else ()
-    if len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
-        raise StrettoError(
-            f"Expected a string or a pair of strings, got {text!r:.80}. Convert each input to text first."
-        )
-    return parts
+        dials = torch.as_tensor(self.dial if dial is None else dial, dtype=torch.float64).expand(len(encoded.texts))
+        of = torch.tensor(encoded.example_of)
+        logits, trace = run_features(self, encoded.features, dials[of], batch_size)
+        cost = Cost.of(trace, self.backbone).per_example(of, len(encoded.texts))
+        return [
+            dataclasses.replace(answer, depth=depth, cost=share)
+            for answer, depth, share in zip(
+                self.task.decode(logits, encoded), cost.depth.tolist(), cost.per_sequence.tolist(), strict=True
+            )
+        ]
 
 
 def make_config(method: type[Method], settings: dict[str, Any]) -> Any:

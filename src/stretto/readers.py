@@ -32,7 +32,7 @@ Row = tuple[str, dict[str, Any]]  # where it begins ("reviews.csv:12"), and its 
 
 @dataclass
 class Table:
-    """Rows, plus the class names of the columns of class numbers (hub datasets and their parquet files)."""
+    """Rows, plus the names of class numbers, by the column that holds them (hub datasets and their parquet files)."""
 
     rows: Iterator[Row]
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -209,7 +209,8 @@ def _parquet(source: str) -> Table:
     # `datasets` leaves the names of class numbers in the schema
     about = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
     features = about.get("info", {}).get("features", {})
-    classes = {name: tuple(f["names"]) for name, f in features.items() if f.get("_type") == "ClassLabel"}
+    inner = {name: f.get("feature", f) for name, f in features.items()}  # of a list, its elements
+    classes = {name: tuple(f["names"]) for name, f in inner.items() if f.get("_type") == "ClassLabel"}
     rows = (row for batch in file.iter_batches(batch_size=1024) for row in batch.to_pylist())
     return Table(_numbered(rows, source, failures), classes)
 
@@ -243,7 +244,8 @@ def _dataset(source: str, split: str | None) -> Table:
     elif split is not None:
         raise StrettoError(f"{source}: expected no split, for it is a single one, got '{split}'. Leave out --split.")
     features = found.features or {}  # unknown for some streamed datasets
-    classes = {name: tuple(f.names) for name, f in features.items() if isinstance(f, datasets.ClassLabel)}
+    inner = {name: getattr(f, "feature", f) for name, f in features.items()}  # of a list, its elements
+    classes = {name: tuple(f.names) for name, f in inner.items() if isinstance(f, datasets.ClassLabel)}
     return Table(_numbered(found, source, failures), classes)
 
 

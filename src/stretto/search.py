@@ -30,7 +30,7 @@ import torch
 from tqdm.auto import tqdm
 
 from stretto.data import Dataset, by_length, sample
-from stretto.encoding import Encoded, encode
+from stretto.encoding import Encoded
 from stretto.errors import StrettoError
 from stretto.evaluate import OperatingPoint, cheapest_within, sweep
 from stretto.evolution import Lengths, area, constant_ratio, offspring, pareto_frontier, start_population
@@ -235,7 +235,7 @@ class Prepared:
     @classmethod
     def of(cls, model: AdaptiveModel, data: Dataset, batch_size: int) -> Prepared:
         ordered = by_length(data)
-        return cls(ordered, encode(model.tokenizer, ordered.texts, model.max_length), batch_size)
+        return cls(ordered, model.encode(ordered.texts), batch_size)
 
 
 def measure_lengths(model: AdaptiveModel, ready: Prepared, lengths: Lengths) -> OperatingPoint:

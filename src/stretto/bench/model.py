@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from stretto.bench.baselines import hugging_face, padded_flops
 from stretto.bench.timing import Contender, interleaved
-from stretto.encoding import encode
+from stretto.encoding import Feature
 from stretto.errors import StrettoError
 from stretto.evaluate import OperatingPoint, batches, within_budget
 from stretto.measure import Cost
@@ -53,7 +53,7 @@ def bench_model(
         model.method.dial.check(dial)
     dials = list(dict.fromkeys(dials))
     sample = random.Random(seed).sample(list(texts), min(sequences, len(texts)))
-    features = encode(model.tokenizer, sample, model.max_length).features
+    features = model.encode(sample).features
     rows = []
     with tqdm(total=rounds * len(batch_sizes), unit="round", disable=not progress, leave=False) as bar:
         for size in batch_sizes:
@@ -83,9 +83,7 @@ def bench_model(
     return rows
 
 
-def _contenders(
-    model: AdaptiveModel, features: list[dict[str, list[int]]], dials: Sequence[float], size: int
-) -> list[Contender]:
+def _contenders(model: AdaptiveModel, features: list[Feature], dials: Sequence[float], size: int) -> list[Contender]:
     pad = model.tokenizer.pad_token_id
     mixed = list(batches(features, pad, size))
     by_length = list(batches(sorted(features, key=lambda feature: len(feature["input_ids"])), pad, size))

@@ -83,8 +83,8 @@ def model(
     from stretto.view.tables import show_table
 
     sizes = whole_numbers(batch_sizes, "--batch-sizes")
-    texts = load(data, columns=Columns(text, text_b), split=split, labelled=False).texts
     loaded = open_model(model, dtype)
+    texts = load(data, task=loaded.task.name, columns=Columns(text, text_b), split=split, labelled=False).texts
     wanted = budget_dials(loaded) if dials is None else numbers(dials, "--dials")
     rows = bench_model(loaded, texts, wanted, sizes, rounds, seed, sequences=sequences, progress=on_terminal())
     about = {"model": model, "data": data, "dtype": dtype, "rounds": rounds, "seed": seed}

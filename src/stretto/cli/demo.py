@@ -25,7 +25,7 @@ def demo(
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
-    regression: Annotated[bool, Option("--regression", help="Labels are numbers to predict, not classes.")] = False,
+    task: Annotated[str, Option(help="classification, or regression if the labels are numbers.")] = "classification",
     limit: Annotated[int, Option(min=1, help="Most texts to train on.")] = 6000,
     epochs: Annotated[float, Option(help="Epochs of fine-tuning.")] = 2,
     rounds: Rounds = 5,
@@ -38,9 +38,14 @@ def demo(
     from stretto.data import Columns
     from stretto.demo import Demo, run_demo
 
-    if data is None and (text or text_b or label or regression):
-        raise StrettoError("Expected --data beside --text, --text-b, --label or --regression, got none. Add --data.")
-    settings = Demo(model, data, Columns(text, text_b, label), regression, limit, epochs, rounds, seed)
+    if data is None and (text or text_b or label or task != "classification"):
+        raise StrettoError("Expected --data beside --text, --text-b, --label or --task, got none. Add --data.")
+    if task not in ("classification", "regression"):
+        raise StrettoError(
+            f"Expected classification or regression, got '{task}'. The demo trains exits, which answer whole texts; "
+            "use `stretto train` for other tasks."
+        )
+    settings = Demo(model, data, Columns(text, text_b, label), task, limit, epochs, rounds, seed)
     run_demo(settings, output, tell=say_aloud)
 
 

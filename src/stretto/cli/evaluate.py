@@ -43,7 +43,6 @@ def evaluate(
     """Measure score, cost and depth along the dial."""
     from stretto.bench.results import versions
     from stretto.data import Columns, load
-    from stretto.encoding import encode
     from stretto.evaluate import sweep
     from stretto.view.plots import check_plot_path, pareto_plot
     from stretto.view.tables import show_table
@@ -53,13 +52,14 @@ def evaluate(
     wanted = None if dials is None else numbers(dials, "--dials")
     loaded = open_model(model, dtype)
     examples = load(
-        data, columns=Columns(text, text_b, label), split=split,
-        label_names=loaded.task.label_names, regression=loaded.task.name == "regression",
+        data, task=loaded.task.name, columns=Columns(text, text_b, label), split=split,
+        label_names=loaded.task.label_names,
     )  # fmt: skip
-    truncated = encode(loaded.tokenizer, examples.texts, loaded.max_length).truncated
+    encoded = loaded.encode(examples.texts)
+    truncated = encoded.truncated
     if truncated:
         say(f"{truncated} of {len(examples)} texts were longer than {loaded.max_length} tokens and were cut")
-    points = sweep(loaded, examples, wanted, batch_size=batch_size, progress=on_terminal())
+    points = sweep(loaded, examples, wanted, batch_size=batch_size, progress=on_terminal(), encoded=encoded)
     content = {
         "model": model,
         "data": data,

@@ -11,9 +11,9 @@ SOURCES = ".csv, .tsv, .jsonl, .parquet (or .gz), or a hub dataset"
 ModelFolder = Annotated[str, Argument(metavar="DIR", help="Model folder.")]
 Labelled = Annotated[str, Argument(metavar="DATA", help=f"Labelled texts: {SOURCES}.")]
 
-Text = Annotated[str | None, Option(help="Column of the text, if its name is unusual.")]
-TextB = Annotated[str | None, Option(help="Column of the second text of a pair.")]
-Label = Annotated[str | None, Option(help="Column of the label.")]
+Text = Annotated[str | None, Option(help="Column of the text, words or question, if its name is unusual.")]
+TextB = Annotated[str | None, Option(help="Column of the second text of a pair, or of the context.")]
+Label = Annotated[str | None, Option(help="Column of the label, tags or answers.")]
 Split = Annotated[str | None, Option(help="Split of a hub dataset.")]
 
 BatchSize = Annotated[int, Option(min=1, help="Texts per batch.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ stretto predict reviews-model reviews.csv --output answers.jsonl
 stretto predict reviews-model reviews.csv --output answers.csv --dial 0.3 --batch-size 64
 echo "A fine film." | stretto predict reviews-model
 zcat texts.jsonl.gz | stretto predict reviews-model - --probabilities | head
+echo "Jane Doe lives in Paris" | stretto predict names-model                     # tags of the words, and entities
+stretto predict answers-model questions.jsonl --output answers.jsonl             # columns question and context
 """
 
 Row = dict[str, Any]
@@ -48,13 +51,18 @@ def predict(
 ) -> None:
     """Answer texts, in the order they come.
 
-    Each answer has a label, its score, the depth it took and its cost."""
+    Each answer has a label (tags and entities; a part of the context), its score, the depth it took and its cost."""
     from stretto.records import Columns, read
 
     if output is not None:
         check_output_name(output)
-    records = read(source, columns=Columns(text, text_b), split=split, labelled=False)
     loaded = open_model(model, dtype)
+    if output is not None and output.lower().endswith(".csv") and not loaded.task.flat:
+        raise StrettoError(
+            f"Expected an output name ending in .jsonl, got '{output}': answers of the task {loaded.task.name} hold "
+            "lists, which .csv cannot. Rename it."
+        )
+    records = read(source, task=loaded.task.name, columns=Columns(text, text_b), split=split, labelled=False)
     if dial is not None:
         loaded.method.dial.check(dial)
     if source == STDIN and sys.stdin.isatty():
@@ -86,13 +94,11 @@ class Answers:
         """The answers of one batch after the other; no more than a batch is in memory."""
         from tqdm.auto import tqdm
 
-        from stretto.encoding import encode
-
         source = iter(records)
         with tqdm(unit=" texts", disable=not progress, leave=False) as bar:
             while batch := list(islice(source, self.batch_size)):
-                encoded = encode(self.model.tokenizer, [record.texts for record in batch], self.model.max_length)
-                predictions = self.model.answer(encoded.features, self.dial, self.batch_size)
+                encoded = self.model.encode([record.texts for record in batch])
+                predictions = self.model.answer(encoded, self.dial, self.batch_size)
                 self.count += len(batch)
                 self.truncated += encoded.truncated
                 self.cost += sum(prediction.cost for prediction in predictions)
@@ -100,11 +106,12 @@ class Answers:
                 yield [self.row(record, answer) for record, answer in zip(batch, predictions, strict=True)]
 
     def row(self, record: Record, prediction: Prediction) -> Row:
-        row: Row = dict(zip(record.names, record.texts, strict=True))
-        row.update(label=prediction.label, score=prediction.score, depth=prediction.depth, cost=prediction.cost)
-        if self.probabilities and prediction.probabilities is not None:
-            row["probabilities"] = prediction.probabilities
-        return row
+        """What came in, the answer, and what it took."""
+        answer = dataclasses.asdict(prediction)
+        took = {name: answer.pop(name) for name in ("depth", "cost")}
+        if not self.probabilities or answer.get("probabilities") is None:
+            answer.pop("probabilities", None)
+        return {**record.given, **answer, **took}
 
 
 def as_json(row: Row) -> str:

@@ -66,8 +66,8 @@ def search(
     if output is None and not target.is_dir():
         raise StrettoError(f"Expected a folder to write the result to, got the hub name '{model}'. Add --output.")
     examples = load(
-        data, columns=Columns(text, text_b, label), split=split,
-        label_names=loaded.task.label_names, regression=loaded.task.name == "regression",
+        data, task=loaded.task.name, columns=Columns(text, text_b, label), split=split,
+        label_names=loaded.task.label_names,
     )  # fmt: skip
     if Path(f"{target}.search").exists():
         say(f"going on with the unfinished search in {target}.search")

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,9 @@ EXAMPLES = """
 stretto train reviews.csv --model bert-base-uncased --output reviews-model
 stretto train train.jsonl --dev dev.jsonl --model ./encoder --method pabee --output out --exit-epochs 3 --seed 1
 stretto train pairs.tsv --text premise --text-b hypothesis --label gold --model roberta-base --output out
+stretto train scores.csv --task regression --method lte --model bert-base-uncased --output out
+stretto train names.jsonl --task tokens --method length_adaptive --model bert-base-cased --output names-model
+stretto train squad.jsonl --task span --method length_adaptive --model bert-base-uncased --max-length 384 --output out
 stretto train train.csv --model ./fine-tuned --skip backbone --output out      # only the exits learn
 stretto train --config run.yaml --learning-rate 3e-5                           # flags win over the file
 torchrun --nproc-per-node 2 -m stretto train reviews.csv --model bert-base-uncased --output reviews-model
@@ -36,15 +40,6 @@ An interrupted run goes on where it was when the same command is given again.
 """
 
 DEV_FRACTION = 0.1
-
-
-#: What a run file may hold besides text.
-RUN_TYPES: dict[str, tuple[type, ...]] = {
-    "skip": (str, list, tuple),
-    "regression": (bool,),
-    "overwrite": (bool,),
-    "max_length": (int,),
-}
 
 
 @dataclass(frozen=True)
@@ -61,10 +56,11 @@ class Run:
     label: str | None = None
     split: str | None = None
     dev_split: str | None = None
-    regression: bool = False
+    task: str = "classification"
+    max_length: int | None = None
+    stride: int | None = None
     skip: tuple[str, ...] = ()
     dtype: str = "float32"
-    max_length: int | None = None
     overwrite: bool = False
 
 
@@ -96,10 +92,11 @@ def train(
     label: Label = None,
     split: Split = None,
     dev_split: Annotated[str | None, Option(help="Split of a hub dataset to measure on.")] = None,
-    regression: Annotated[bool | None, Option("--regression", help="Labels are numbers, not classes.")] = None,
+    task: Annotated[str | None, Option(help="classification (without it), regression, tokens or span.")] = None,
+    max_length: Annotated[int | None, Option(min=1, help="Longest input in tokens; without it the encoder's.")] = None,
+    stride: Annotated[int | None, Option(min=0, help="Tokens that windows of a context share (task span).")] = None,
     skip: Annotated[str | None, Option(help="Stages to leave out: 'backbone' if MODEL knows the task.")] = None,
     dtype: Annotated[str | None, Option(help="float32 (without it) or int8: what is measured.")] = None,
-    max_length: Annotated[int | None, Option(min=1, help="Most tokens per input; without it the encoder's.")] = None,
     config: Annotated[Path | None, Option(help="A YAML file with the same names; flags win over it.")] = None,
     overwrite: Annotated[bool | None, Option("--overwrite", help="Replace a finished model.")] = None,
     settings: Annotated[list[str] | None, Option("--set", help="name=value.", hidden=True)] = None,
@@ -109,8 +106,8 @@ def train(
     The stages of the method run one after another; then its operating points are measured and a dial is chosen."""
     flags = {
         "data": data, "model": model, "output": output, "method": method, "dev": dev, "text": text, "text_b": text_b,
-        "label": label, "split": split, "dev_split": dev_split, "regression": regression, "skip": skip,
-        "dtype": dtype, "max_length": max_length, "overwrite": overwrite,
+        "label": label, "split": split, "dev_split": dev_split, "task": task, "skip": skip,
+        "max_length": max_length, "stride": stride, "dtype": dtype, "overwrite": overwrite,
         **dict(pair.partition("=")[::2] for pair in settings or []),
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
@@ -134,6 +131,15 @@ def read_run_file(path: Path) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in content.items()}
 
 
+#: What the fields of a run may hold that are not plain text.
+KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "skip": ((str, list, tuple), "text"),
+    "overwrite": ((bool,), "true or false"),
+    "max_length": ((int,), "a whole number"),
+    "stride": ((int,), "a whole number"),
+}
+
+
 def make_run(given: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
     """Our own options, and the rest: settings still to be sorted."""
     fields = {field.name for field in dataclasses.fields(Run)}
@@ -143,9 +149,8 @@ def make_run(given: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
         flags = ", ".join("DATA" if name == "data" else f"--{name}" for name in missing)
         raise typer.BadParameter(f"Missing {flags} (on the command line or in the file given by --config).")
     for name, value in own.items():
-        wanted = RUN_TYPES.get(name, (str,))
+        wanted, kind = KINDS.get(name, ((str,), "text"))
         if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-            kind = {bool: "true or false", int: "a whole number"}.get(wanted[0], "text")
             raise StrettoError(f"Expected {kind} for '{name}', got {value!r}. Correct it in the run file.")
     if isinstance(own.get("skip"), (str, list)):
         own["skip"] = tuple(words(own["skip"]) if isinstance(own["skip"], str) else map(str, own["skip"]))
@@ -178,28 +183,32 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
     """The model, the training data and the dev data."""
     from stretto.data import Columns, load, split_off
     from stretto.model import AdaptiveModel
-    from stretto.tasks import Classification, Regression, Task
+    from stretto.tasks import TASKS
 
     columns = Columns(run.text, run.text_b, run.label)
     knows_task = "backbone" in run.skip
-    form = {"dtype": run.dtype, "max_length": run.max_length, **config}
-    known = AdaptiveModel.from_pretrained(run.model, run.method, **form) if knows_task else None
+    open_model = partial(
+        AdaptiveModel.from_pretrained, run.model, run.method, dtype=run.dtype, max_length=run.max_length, **config
+    )
+    known = open_model() if knows_task else None
     names = known.task.label_names if known else None
-    regression = known.task.name == "regression" if known else run.regression
-    train_data = load(run.data, columns=columns, split=run.split, label_names=names, regression=regression)
+    task_class = type(known.task) if known else TASKS[run.task]
+    settings = {} if run.stride is None else {"stride": run.stride}
+    if settings and (known or task_class.name != "span"):
+        raise StrettoError(
+            f"Expected --stride for a span task to be learned, got {known.task.name if known else run.task}"
+            f"{' that MODEL knows already' if known else ''}. Leave it out."
+        )
+    read = partial(load, task=task_class.name, columns=columns)
+    train_data = read(run.data, split=run.split, label_names=names)
     if run.dev is None and run.dev_split is None:
         train_data, dev_data = split_off(train_data, DEV_FRACTION, seed)
         say(f"no --dev: {len(dev_data)} of {len(train_data) + len(dev_data)} examples are held out to measure on")
     else:
-        dev_data = load(
-            run.dev or run.data, columns=columns, split=run.dev_split, label_names=train_data.label_names,
-            regression=regression,
-        )  # fmt: skip
+        dev_data = read(run.dev or run.data, split=run.dev_split, label_names=train_data.label_names)
     if known is not None:
         return known, train_data, dev_data
-    task: Task = Regression() if regression else Classification(train_data.label_names or [])
-    fresh = AdaptiveModel.from_pretrained(run.model, run.method, task=task, **form)
-    return fresh, train_data, dev_data
+    return open_model(task=task_class.posed_by(train_data, **settings)), train_data, dev_data
 
 
 def check_output(run: Run) -> None:
@@ -243,11 +252,12 @@ def show_result(run: Run, model: AdaptiveModel) -> None:
     truncated = model.provenance.get("texts truncated", 0)
     if truncated:
         say(f"{truncated} texts were longer than {model.max_length} tokens and were cut")
+    kind = "csv" if model.task.flat else "jsonl"
     print(
         f"\nSaved to {run.output}. Default dial: {model.method.dial.name} {model.dial:g}, the cheapest at most half a "
         f"point below the full model:\n{model.task.main_metric} {chosen.score:.4f} at {chosen.cost:.0%} of its FLOPs.\n"
         "\nTry:\n"
-        f"  stretto evaluate {run.output} TEST.csv --plot curve.png\n"
-        f"  stretto predict {run.output} TEXTS.csv --output answers.jsonl\n"
-        f"  stretto bench model {run.output} TEST.csv"
+        f"  stretto evaluate {run.output} TEST.{kind} --plot curve.png\n"
+        f"  stretto predict {run.output} TEXTS.{kind} --output answers.jsonl\n"
+        f"  stretto bench model {run.output} TEST.{kind}"
     )

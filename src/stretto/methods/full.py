@@ -22,5 +22,5 @@ class FullConfig:
 class Full(Method):
     name = "full"
     Config = FullConfig
-    tasks = ("classification", "regression")
+    tasks = ("classification", "regression", "tokens", "span")
     dial = Dial("none", "the full model always runs", off=0.0, sweep=(0.0,), upper=0.0)

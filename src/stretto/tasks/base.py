@@ -1,6 +1,7 @@
-"""What every task offers: a loss, answers, metrics, and its lines in a transformers config.
+"""What every task offers: features from inputs, a loss, answers, scores, and its lines in a transformers config.
 
-B is the number of sequences in a batch, N in a whole dataset, C the number of labels (1 for regression).
+B is the number of sequences in a batch, T its columns, C the number of labels (1 for regression). Logits are [B, C],
+or [B, T, C] of a task that answers every token (column = position).
 """
 
 from __future__ import annotations
@@ -8,33 +9,45 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from stretto.encoding import Encoded
 from stretto.errors import StrettoError
 
-#: What metrics take: logits [N, C] and labels [N], from torch, numpy or plain lists.
-ArrayLike = Tensor | NDArray[Any] | Sequence[Any]
+if TYPE_CHECKING:
+    from stretto.data import Dataset
+
+#: Logits of a whole dataset: [n, C], or of a task that answers every token one [T, C] per feature, without padding.
+Logits = Tensor | Sequence[Tensor]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What the user gets for one input."""
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """An answer and what it took. The answer itself is in the fields that a task adds."""
 
-    label: str | float  # the label's name; for regression the value
-    score: float | None  # the probability of `label`; None for regression
-    probabilities: dict[str, float] | None  # of every label; None for regression
+    depth: int = 0
+    """Layers run; the most of any window of a long input."""
+    cost: float = 0.0
+    """Fraction of the full model's FLOPs for this input."""
+
+    @property
+    def told(self) -> str:
+        """The answer in a few words."""
+        raise NotImplementedError
 
 
 class Task(ABC):
-    """The meaning of a head's logits [B, C]."""
+    """The meaning of a head's logits."""
 
     name: ClassVar[str]
-    main_metric: ClassVar[str]  # the one that training and calibration look at; higher is better
-    problem_type: ClassVar[str]  # what transformers calls it
+    problem_type: ClassVar[str | None] = None  # what transformers calls it
+    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"  # loads the model in plain transformers
+    pipeline_tag: ClassVar[str] = "text-classification"  # what the hub calls it
+    example: ClassVar[str] = '"some text"'  # what `predict` takes, as Python
+    flat: ClassVar[bool] = True  # whether an answer fits into a line of a csv file
+    main_metric: str  # the one that training and calibration look at; higher is better
 
     def __init__(self, label_names: Sequence[str]) -> None:
         self.label_names = list(label_names)
@@ -43,33 +56,70 @@ class Task(ABC):
     def num_labels(self) -> int:
         return max(1, len(self.label_names))  # a number has no names, and one logit
 
+    @classmethod
+    def make(cls, label_names: Sequence[str], **settings: Any) -> Task:
+        """The task as a saved model tells of it: its label names and what `settings` gave."""
+        return cls(label_names, **settings)
+
+    @classmethod
+    def posed_by(cls, data: Dataset, **settings: Any) -> Task:
+        """The task that training data pose."""
+        return cls.make(data.label_names or [], **settings)
+
+    @property
+    def outputs(self) -> str:
+        """What the answers are, in words."""
+        return ", ".join(self.label_names)
+
+    def settings(self) -> dict[str, Any]:
+        """What a saved model must know of the task beside its labels."""
+        return {}
+
+    # ---- from inputs to features and back
+
+    @abstractmethod
+    def check_input(self, text: Any) -> tuple[str, ...]:
+        """One input as the tuple of its parts: a text or two, the words, or question and context."""
+
+    @abstractmethod
+    def encode(
+        self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None
+    ) -> Encoded:
+        """Tokenise inputs. With `labels` (as in a `Dataset`, one per input) the features carry what the loss reads."""
+
+    @abstractmethod
+    def decode(self, logits: Logits, encoded: Encoded) -> Sequence[Prediction]:
+        """An answer to each input (not: each feature)."""
+
+    @abstractmethod
+    def scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Any]) -> dict[str, float]:
+        """Named scores over whole data, `main_metric` among them. `labels` as in a `Dataset`, one per input."""
+
+    # ---- in training
+
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """[B, C] and [B] to the loss of each example, [B]."""
+        """The loss of each feature of a batch: [B]."""
 
     @abstractmethod
     def distillation(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-        """How far the student's logits are from the teacher's, for each example: [B]. Labels say what is to be read."""
+        """How far the student's logits are from the teacher's, for each feature: [B]. Labels say what is to be read."""
 
     @abstractmethod
     def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
         """[B] the logit of the right answer: its gradient shows what the answer hangs on (`stretto.saliency`)."""
 
-    @abstractmethod
-    def decode(self, logits: Tensor) -> list[Answer]:
-        """[B, C] to B answers."""
-
-    @abstractmethod
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """[B, C] and [B] to bool [B]: is the answer right? (For tasks whose answers are right or wrong.)"""
-
-    @abstractmethod
-    def metrics(self, logits: ArrayLike, labels: ArrayLike) -> dict[str, float]:
-        """[N, C] and [N] to named scores, `main_metric` among them."""
+        raise StrettoError(
+            f"Expected a task whose answers are right or wrong, got {self.name}. "
+            "Use its loss, or a classification model."
+        )
 
     def hf_config(self) -> dict[str, Any]:
         """This task's fields in a transformers config, so that plain `AutoModelFor…` loads the model."""
-        names = self.label_names or ["LABEL_0"]  # transformers wants a name for every logit
+        # transformers wants a name for every logit
+        names = self.label_names or [f"LABEL_{number}" for number in range(self.num_labels)]
         return {
             "num_labels": self.num_labels,
             "id2label": dict(enumerate(names)),
@@ -84,19 +134,10 @@ def kl(teacher: Tensor, student: Tensor) -> Tensor:
     return (log_t.exp() * (log_t - log_s)).sum(dim=-1)
 
 
-def as_arrays(logits: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Logits [N, C] in float64 and labels [N], checked to belong together."""
-    values = np.asarray(logits.detach().cpu().double() if isinstance(logits, Tensor) else logits, np.float64)
-    answers = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
-    if values.ndim != 2 or answers.shape != values.shape[:1] or len(values) == 0:
+def check_finite(logits: Tensor, place: int) -> None:
+    """Refuse the logits of a model that has diverged."""
+    if not bool(logits.isfinite().all()):
         raise StrettoError(
-            f"Expected logits [N, C] and labels [N] with N above 0, got the shapes {values.shape} and "
-            f"{answers.shape}. Pass the logits and labels of the same examples."
+            f"Expected finite logits, got {logits.flatten()[~logits.flatten().isfinite()][0].item()} for example "
+            f"{place}. Training has diverged: lower the learning rate."
         )
-    if not np.isfinite(values).all():
-        odd = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
-        raise StrettoError(
-            f"Expected finite logits, got {values[odd].tolist()} for example {odd}. "
-            "Training has diverged: lower the learning rate."
-        )
-    return values, answers

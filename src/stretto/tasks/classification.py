@@ -10,15 +10,16 @@ from torch.nn.functional import cross_entropy
 
 from stretto.errors import StrettoError
 from stretto.tasks import metrics
-from stretto.tasks.base import Answer, ArrayLike, Task, as_arrays, kl
+from stretto.tasks.base import kl
+from stretto.tasks.sequences import ArrayLike, LabelPrediction, SequenceTask, as_arrays
 
 
-class Classification(Task):
+class Classification(SequenceTask):
     """Logits [B, C] are unnormalised log-probabilities of the C labels; labels are class numbers [B]."""
 
     name: ClassVar[str] = "classification"
-    main_metric: ClassVar[str] = "accuracy"
-    problem_type: ClassVar[str] = "single_label_classification"
+    main_metric = "accuracy"
+    problem_type: ClassVar[str | None] = "single_label_classification"
 
     def __init__(self, label_names: Sequence[str]) -> None:
         if len(label_names) < 2 or len(set(label_names)) < len(label_names):
@@ -37,12 +38,12 @@ class Classification(Task):
     def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
         return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
-    def decode(self, logits: Tensor) -> list[Answer]:
+    def answers(self, logits: Tensor) -> list[LabelPrediction]:
         answers = []
         for row in logits.float().softmax(dim=-1).tolist():
             probabilities = dict(zip(self.label_names, row, strict=True))
             best = max(probabilities, key=probabilities.__getitem__)  # the first of equals, as argmax
-            answers.append(Answer(best, probabilities[best], probabilities))
+            answers.append(LabelPrediction(best, probabilities[best], probabilities))
         return answers
 
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:

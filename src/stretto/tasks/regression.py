@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from stretto.errors import StrettoError
 from stretto.tasks import metrics
-from stretto.tasks.base import Answer, ArrayLike, Task, as_arrays
+from stretto.tasks.sequences import ArrayLike, LabelPrediction, SequenceTask, as_arrays
 
 
-class Regression(Task):
+class Regression(SequenceTask):
     """Logits [B, 1] are the predicted values themselves; labels are floats [B]."""
 
     name: ClassVar[str] = "regression"
-    main_metric: ClassVar[str] = "pearson"
-    problem_type: ClassVar[str] = "regression"
+    main_metric = "pearson"
+    problem_type: ClassVar[str | None] = "regression"
 
     def __init__(self, label_names: Sequence[str] = ()) -> None:
         if label_names:
@@ -26,6 +26,12 @@ class Regression(Task):
                 "Leave them out, or use the classification task."
             )
         super().__init__(label_names)
+
+    outputs = "a number"
+
+    @classmethod
+    def make(cls, label_names: Sequence[str], **settings: Any) -> Regression:
+        return cls(**settings)  # transformers names every logit; a number has no name
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return (logits[:, 0] - labels.to(logits.dtype)).square()  # [B]
@@ -36,13 +42,8 @@ class Regression(Task):
     def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
         return logits[:, 0]  # the one number there is
 
-    def decode(self, logits: Tensor) -> list[Answer]:
-        return [Answer(value, None, None) for value in logits[:, 0].tolist()]
-
-    def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
-        raise StrettoError(
-            "Expected a task whose answers are right or wrong, got regression. Use its loss, or a classification model."
-        )
+    def answers(self, logits: Tensor) -> list[LabelPrediction]:
+        return [LabelPrediction(value) for value in logits[:, 0].tolist()]
 
     def metrics(self, logits: ArrayLike, labels: ArrayLike) -> dict[str, float]:
         values, truth = as_arrays(logits, labels)

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from stretto.data import Dataset
-from stretto.encoding import EncodedDataset, encode
+from stretto.encoding import Encoded
 from stretto.errors import StrettoError
 from stretto.journal import dataset_digest
 from stretto.methods.base import Stage
@@ -61,10 +61,10 @@ class Plan:
         self.digests = {"train": dataset_digest(train_data), "dev": dataset_digest(dev_data)}
         self.truncated = 0
 
-    def examples(self, data: Dataset) -> EncodedDataset:
-        encoded = encode(self.model.tokenizer, data.texts, self.model.max_length)
+    def encode(self, data: Dataset) -> Encoded:
+        encoded = self.model.encode(data.texts, data.labels)
         self.truncated += encoded.truncated
-        return EncodedDataset(encoded.features, data.labels)
+        return encoded
 
     def written(self) -> dict[str, Any]:
         return {
@@ -76,6 +76,7 @@ class Plan:
             "examples": self.sizes,
             "digests": self.digests,
             "labels": self.model.task.label_names,
+            "task": {"name": self.model.task.name, **self.model.task.settings()},
         }
 
     def provenance(self) -> dict[str, Any]:

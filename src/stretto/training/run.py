@@ -19,7 +19,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainingArguments, s
 from transformers.trainer_utils import get_last_checkpoint
 
 from stretto.data import Dataset
-from stretto.encoding import EncodedDataset, collate
+from stretto.encoding import Encoded, EncodedDataset, collate
 from stretto.errors import StrettoError
 from stretto.evaluate import cheapest_within, sweep
 from stretto.methods.base import Stage
@@ -60,16 +60,16 @@ def train(
     plan.check(work)
     seed = plan.arguments["seed"]
     set_seed(seed)
-    examples = {"train": plan.examples(train_data), "dev": plan.examples(dev_data)}
+    encoded = {"train": plan.encode(train_data), "dev": plan.encode(dev_data)}
     for number, stage in enumerate(stages, start=1):
         if progress and is_main_process():
             tqdm.write(f"stage {number} of {len(stages)}: {stage.name}, {stage.epochs:g} epochs", file=sys.stderr)
-        run_stage(model, stage, work / f"{number}-{stage.name}", examples, dev_data, plan.arguments, progress)
+        run_stage(model, stage, work / f"{number}-{stage.name}", encoded, dev_data, plan.arguments, progress)
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     if is_main_process():
-        points = sweep(model, dev_data, progress=progress)
+        points = sweep(model, dev_data, progress=progress, encoded=encoded["dev"])
         model.operating_points = [point.to_json() for point in points]
         model.dial = cheapest_within(points).dial
         model.provenance = plan.provenance()
@@ -87,7 +87,7 @@ def run_stage(
     model: AdaptiveModel,
     stage: Stage,
     folder: Path,
-    examples: dict[str, EncodedDataset],
+    encoded: dict[str, Encoded],
     dev_data: Dataset,
     arguments: dict[str, Any],
     progress: bool,
@@ -98,6 +98,7 @@ def run_stage(
         model.load_state_dict(load_file(result))
         return
     learner = Learner(model, stage)
+    examples = {name: EncodedDataset(data.features, data.labels) for name, data in encoded.items()}
     datasets: dict[str, Any] = {**examples, "train": with_notes(model, stage, examples["train"], folder, progress)}
     settings = {**arguments}
     if stage.best_by == "last":
@@ -108,6 +109,7 @@ def run_stage(
         settings["train_sampling_strategy"] = "random"
     trainer = StageTrainer(
         dev_data,
+        encoded["dev"],
         model=learner,
         args=TrainingArguments(
             output_dir=str(folder),

@@ -8,8 +8,10 @@ import torch
 from transformers import EvalPrediction, Trainer
 
 from stretto.data import Dataset
+from stretto.encoding import Encoded
 from stretto.evaluate import sweep
 from stretto.model import AdaptiveModel
+from stretto.tasks import SequenceTask
 
 #: What a checkpoint chosen for its saving may lose of the dev score.
 SAVING_LOSS = 0.01
@@ -24,9 +26,9 @@ class StageTrainer(Trainer):
     model: Any  # a Learner
     loss_is_scaled_for_ga = False
 
-    def __init__(self, dev_data: Dataset, **settings: Any) -> None:
+    def __init__(self, dev_data: Dataset, dev_encoded: Encoded, **settings: Any) -> None:
         super().__init__(**settings)
-        self.dev_data = dev_data
+        self.dev_data, self.dev_encoded = dev_data, dev_encoded
         self.start_score = self.score()[0] if self.model.stage.best_by == "saving" else 0.0
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
@@ -69,7 +71,8 @@ class StageTrainer(Trainer):
     def score(self) -> tuple[float, float]:
         """Mean dev score and mean cost at the dials of the stage."""
         model = self.model.model.eval()
-        points = sweep(model, self.dev_data, self.model.stage.dials or (model.method.dial.off,), progress=False)
+        dials = self.model.stage.dials or (model.method.dial.off,)
+        points = sweep(model, self.dev_data, dials, progress=False, encoded=self.dev_encoded)
         return sum(p.score for p in points) / len(points), sum(p.cost for p in points) / len(points)
 
 
@@ -81,6 +84,8 @@ def saving(score: float, cost: float, start_score: float) -> float:
 
 def mean_score(model: AdaptiveModel, prediction: EvalPrediction) -> float:
     """The task's main metric, averaged over all answers a stage reads ([n, E + 1, C])."""
+    task = model.task
+    assert isinstance(task, SequenceTask)  # exits answer sequences
     answers = torch.as_tensor(prediction.predictions).unbind(dim=1)
-    scores = [model.task.metrics(logits, prediction.label_ids)[model.task.main_metric] for logits in answers]
+    scores = [task.metrics(logits, prediction.label_ids)[task.main_metric] for logits in answers]
     return sum(scores) / len(scores)

@@ -31,10 +31,8 @@ def show_explanation(explanation: Explanation, file: IO[str] | None = None) -> N
 
 def headline(explanation: Explanation) -> str:
     answer = explanation.prediction
-    sure = "" if answer.score is None else f" ({answer.score:.3f})"
-    label = visible(answer.label) if isinstance(answer.label, str) else f"{answer.label:.4g}"
     return (
-        f"{label}{sure}: {answer.depth} of {len(explanation.scores)} layers, cost {answer.cost:.3f} "
+        f"{visible(answer.told)}: {answer.depth} of {len(explanation.scores)} layers, cost {answer.cost:.3f} "
         f"({explanation.method}, dial {explanation.dial:g})"
     )
 

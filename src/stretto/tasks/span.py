@@ -1,0 +1,199 @@
+"""The answer to a question as a part of a context, or none: extractive question answering.
+
+Each window of a context (see `windows.py`) has a logit for every token to be the answer's first and one to be its
+last; a candidate's score is the sum of the two. Position 0 stands for "no answer here". The candidates of all windows
+compete; that there is no answer at all is as likely as the least sure window has it (as in SQuAD 2.0).
+
+Position 0 is the one token that may never be dropped, and no other has to be protected: dropped tokens are restored
+before they are read, and question and context compete for their places as in the paper of Length-Adaptive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from stretto.encoding import IGNORED, Encoded
+from stretto.errors import StrettoError
+from stretto.layouts import Gold
+from stretto.tasks.base import Logits, Prediction, Task, check_finite, kl
+from stretto.tasks.squad import squad_scores
+from stretto.tasks.tokens import check_fast
+from stretto.tasks.windows import END, START, Place, cut_windows, label_window
+
+if TYPE_CHECKING:
+    from stretto.data import Dataset
+
+#: Tokens an answer may have.
+LONGEST_ANSWER = 30
+#: Candidates of each window that compete for the answer.
+CANDIDATES = 20
+#: Far below any logit, but finite: 0 · (x - x) must be 0, not NaN.
+NEVER = -1e4
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A possible answer."""
+
+    text: str
+    """A part of the context; "" says that there is no answer."""
+    score: float
+    """Its probability among the candidates."""
+    start: int | None
+    """Its first character in the context; None for no answer."""
+    end: int | None
+    """The character behind its last."""
+
+
+@dataclass(frozen=True)
+class SpanPrediction(Prediction):
+    """The answer to one question."""
+
+    answer: str
+    """A part of the context; "" if there is none."""
+    score: float
+    start: int | None
+    end: int | None
+    best: list[Candidate]
+    """The most likely candidates, the answer among them."""
+
+    @property
+    def told(self) -> str:
+        return f"{self.answer or 'no answer'} ({self.score:.3f})"
+
+
+class Span(Task):
+    """Logits are [B, T, 2] (first, last); labels are [B, T]: bits START and END, IGNORED where nothing is read."""
+
+    name: ClassVar[str] = "span"
+    main_metric = "f1"
+    auto_class: ClassVar[str] = "AutoModelForQuestionAnswering"
+    pipeline_tag: ClassVar[str] = "question-answering"
+    example: ClassVar[str] = '("a question", "its context")'
+    flat: ClassVar[bool] = False
+
+    def __init__(
+        self, *, no_answer: bool = False, null_threshold: float = 0.0, stride: int = 128, n_best: int = 5
+    ) -> None:
+        """`no_answer`: some questions have none. It is then the answer if its score is more than `null_threshold` above
+        that of the best candidate. `stride`: tokens that neighbouring windows share. `n_best`: candidates to tell."""
+        if stride < 0 or n_best < 1:
+            raise StrettoError(
+                f"Expected a stride from 0 and n_best from 1, got {stride} and {n_best}. Choose larger ones."
+            )
+        super().__init__(["start", "end"])
+        self.no_answer, self.null_threshold, self.stride, self.n_best = no_answer, null_threshold, stride, n_best
+
+    @classmethod
+    def posed_by(cls, data: Dataset, **settings: Any) -> Span:
+        """Whether a question may have no answer is learned from the data."""
+        return cls(**{"no_answer": not all(data.labels or [()]), **settings})
+
+    @classmethod
+    def make(cls, label_names: Sequence[str], **settings: Any) -> Span:
+        return cls(**settings)
+
+    @property
+    def outputs(self) -> str:
+        return "parts of the context" + (", or no answer" if self.no_answer else "")
+
+    def settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("no_answer", "null_threshold", "stride", "n_best")}
+
+    # ---- from questions to features and back
+
+    def check_input(self, text: Any) -> tuple[str, ...]:
+        parts = tuple(text) if isinstance(text, (tuple, list)) else ()
+        if len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+            raise StrettoError(f"Expected a pair (question, context), got {text!r:.80}. Pass a tuple of two strings.")
+        return parts
+
+    def encode(
+        self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None
+    ) -> Encoded:
+        """`places` are the windows' `Place`s. Nothing is cut away, so nothing is counted as truncated."""
+        check_fast(tokenizer)
+        windows = list(cut_windows(tokenizer, texts, max_length, self.stride))
+        marks = None
+        if labels is not None:
+            firsts = [golds[0] if golds else None for golds in labels]  # the first gold answer is what is learned
+            marks = [label_window(len(w.feature["input_ids"]), w.place, firsts[w.example]) for w in windows]
+        features, places = [w.feature for w in windows], [w.place for w in windows]
+        return Encoded(texts, features, 0, [w.example for w in windows], marks, places)
+
+    def decode(self, logits: Logits, encoded: Encoded) -> list[SpanPrediction]:
+        found: list[dict[tuple[int, int], float]] = [{} for _ in encoded.texts]
+        null = [float("inf")] * len(encoded.texts)
+        for row, place, example in zip(logits, encoded.places, encoded.example_of, strict=True):  # row: [T, 2]
+            check_finite(row, example)
+            null[example] = min(null[example], float(row[0].sum()))
+            for span, score in candidates(row, place):
+                found[example][span] = max(score, found[example].get(span, score))  # windows overlap
+        return [self.choose(*one) for one in zip(encoded.texts, found, null, strict=True)]
+
+    def choose(self, texts: tuple[str, ...], found: dict[tuple[int, int], float], null: float) -> SpanPrediction:
+        """The best of all candidates of one question."""
+        context = texts[1]
+        ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:CANDIDATES]
+        logits = [score for _, score in ranked] + ([null] if self.no_answer or not ranked else [])
+        shares = torch.tensor(logits).softmax(dim=0).tolist()
+        best = [Candidate(context[a:b], share, a, b) for ((a, b), _), share in zip(ranked, shares, strict=False)]
+        if not ranked:  # an empty context
+            best = [Candidate("", shares[-1], None, None)]
+        elif self.no_answer:
+            none = Candidate("", shares[-1], None, None)
+            silent = null - ranked[0][1] > self.null_threshold
+            behind = sum(share > none.score for share in shares[:-1])
+            best.insert(0 if silent else max(behind, 1), none)
+        top = best[0]
+        return SpanPrediction(top.text, top.score, top.start, top.end, best[: self.n_best])
+
+    def scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Sequence[Gold]]) -> dict[str, float]:
+        answers = [prediction.answer for prediction in self.decode(logits, encoded)]
+        return squad_scores(answers, [[gold.text for gold in golds] for golds in labels])
+
+    # ---- in training
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean of both cross-entropies, over the tokens that may be read."""
+        likely = readable(logits, labels).log_softmax(dim=-1)
+        return -likely.gather(-1, right_positions(labels)).mean(dim=(1, 2))
+
+    def distillation(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+        return kl(readable(teacher, labels), readable(student, labels)).mean(dim=1)  # [B, 2] -> [B]
+
+    def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return logits.transpose(1, 2).gather(-1, right_positions(labels)).sum(dim=(1, 2))
+
+
+def readable(logits: Tensor, labels: Tensor) -> Tensor:
+    """[B, T, 2] -> [B, 2, T], with NEVER at the tokens that are not to be read."""
+    return logits.masked_fill((labels == IGNORED).unsqueeze(-1), NEVER).transpose(1, 2)
+
+
+def right_positions(labels: Tensor) -> Tensor:
+    """[B, T] -> [B, 2, 1]: where the answer starts and ends."""
+    marks = labels.clamp(min=0)
+    return torch.stack([(marks & bit > 0).int().argmax(dim=1) for bit in (START, END)], dim=1).unsqueeze(-1)
+
+
+def candidates(logits: Tensor, place: Place) -> list[tuple[tuple[int, int], float]]:
+    """[T, 2] -> the best candidates of a window: their characters in the context, and the sum of both logits."""
+    n = len(place.offsets)
+    if n == 0:
+        return []
+    start, end = logits[place.first : place.first + n].double().T  # [n] each
+    beyond = end.new_full((LONGEST_ANSWER - 1,), -torch.inf)
+    scores = start.unsqueeze(1) + torch.cat([end, beyond]).unfold(0, LONGEST_ANSWER, 1)  # [n, longest]
+    best = scores.flatten().topk(min(CANDIDATES, scores.numel()))
+    chosen = []
+    for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        first, length = divmod(index, LONGEST_ANSWER)
+        if score > -torch.inf:
+            chosen.append(((place.offsets[first][0], place.offsets[first + length][1]), score))
+    return chosen
