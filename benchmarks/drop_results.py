@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from drops import LOSSES, NOT_METHODS, SETS
@@ -27,16 +28,31 @@ def load_drops() -> list[dict[str, Any]]:
     )
 
 
+def title(found: dict[str, Any]) -> str:
+    return f"{TITLES[found['about']['set']]}, {found['about']['encoder']}"
+
+
+def metric(found: dict[str, Any]) -> str:
+    name = found["about"]["main_metric"]
+    return METRICS.get(name, f"{name} × 100")
+
+
+def drop_curves() -> Iterator[tuple[str, str, dict[str, Any], dict[str, list[dict[str, Any]]]]]:
+    """Per set: title, metric, the full model's point, and each row's points on the test data."""
+    for found in load_drops():
+        curves = {key: row["test"] for key, row in found.items() if key not in NOT_METHODS}
+        yield title(found), metric(found), found["full"]["test"], curves
+
+
 def drop_tables() -> str:
     """One table per set: each row at the dials chosen on the dev data."""
     parts = []
     for found in load_drops():
         about, full = found["about"], found["full"]["test"]
-        metric = METRICS.get(about["main_metric"], about["main_metric"] + " × 100")
         rows = [row for key in found if key not in NOT_METHODS for row in chosen_rows(found, key)]
         told = [
-            f"{about['test_examples']} test inputs; score is {metric}. Full model: **{100 * full['score']:.2f}** "
-            f"(dev {100 * found['full']['dev']['score']:.2f}). {clock_note(found)}"
+            f"{about['test_examples']} test inputs; score is {metric(found)}. Full model: "
+            f"**{100 * full['score']:.2f}** (dev {100 * found['full']['dev']['score']:.2f}). {clock_note(found)}"
         ]
         if "search" in found:
             search = found["search"]
@@ -45,7 +61,7 @@ def drop_tables() -> str:
                 f"area under its frontier went from {search['area'][0]:.4f} to {search['area'][-1]:.4f}."
             )
         parts += [
-            f"### {TITLES[about['set']]}, {about['encoder']}",
+            f"### {title(found)}",
             " ".join(told),
             markdown_table(rows) if rows else "No method has been measured yet.",
             f"Again: `{about['command']}` (seed {about['seed']}; stretto {about['stretto']}, torch {about['torch']}, "

@@ -1,4 +1,4 @@
-"""docs/images/pareto.png: score over cost, one panel per set and encoder, one curve per method."""
+"""The plots of score over cost: one panel per set and encoder, one curve per method."""
 
 from __future__ import annotations
 
@@ -7,49 +7,57 @@ import json
 from pathlib import Path
 from typing import Any
 
-from exit_results import ADAPTIVE, lines_of, load_results
+from drop_results import drop_curves
+from exit_results import lines_of, load_results
 
+from stretto.methods import METHODS
 from stretto.view.plots import COLOURS, MARKERS
 
-DRAWING = 2  # raise it when the look of the plot changes, so that --check asks for a new one
+DRAWING = 3  # raise it when the look of the plots changes, so that --check asks for new ones
+
+#: {title: {metric, full, curves: {method: [[cost, score], …]}}}
+Panels = dict[str, dict[str, Any]]
 
 
-def plot_data() -> dict[str, Any]:
-    """All that is drawn: {title: {metric, full, curves: {method: [[cost, score], …]}}}."""
+def exit_panels() -> Panels:
+    return {r.title: panel(r.metric, r.full, {line: r.curve(line) for line in lines_of([r])}) for r in load_results()}
+
+
+def drop_panels() -> Panels:
+    return {title: panel(*drawn) for title, *drawn in drop_curves()}
+
+
+def panel(metric: str, full: dict[str, Any], curves: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     return {
-        r.title: {
-            "metric": r.metric,
-            "full": round(100 * r.full["score"], 4),
-            "curves": {
-                line: [[round(p["cost"], 4), round(100 * p["score"], 4)] for p in r.curve(line)]
-                for line in lines_of([r])
-                if r.keys(line)
-            },
-        }
-        for r in load_results()
+        "metric": metric,
+        "full": round(100 * full["score"], 4),
+        "curves": {
+            name: [[round(p["cost"], 4), round(100 * p["score"], 4)] for p in points]
+            for name, points in curves.items()
+            if points
+        },
     }
 
 
-def digest() -> str:
-    return hashlib.sha256(json.dumps([DRAWING, plot_data()]).encode()).hexdigest()
+def digest(panels: Panels) -> str:
+    return hashlib.sha256(json.dumps([DRAWING, panels]).encode()).hexdigest()
 
 
-def draw(path: Path) -> None:
-    """One panel per set, one curve per method; the digest of what is drawn goes into the file."""
+def draw(panels: Panels, path: Path) -> None:
+    """The digest of what is drawn goes into the file."""
     from matplotlib.figure import Figure
 
-    panels = plot_data()
     columns = min(len(panels), 3)
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(4.1 * columns, 3.2 * lines + 0.5), layout="constrained")
-    looks = {name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(ADAPTIVE)}
+    looks = {name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(METHODS)}
     handles: dict[str, Any] = {}
     for index, (title, panel) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, index + 1)
         handles["full model"] = axes.axhline(panel["full"], color="0.4", linewidth=1, linestyle="--", zorder=0)
         for name, points in panel["curves"].items():
-            colour, marker = looks[name.split()[0]]
-            style = ":" if name == "static_depth" else "-" if name in ADAPTIVE else "--"  # a variant is dashed
+            colour, marker = looks[name.replace("-", " ").split()[0]]
+            style = ":" if name == "static_depth" else "-" if name in looks else "--"  # a variant is dashed
             (handles[name],) = axes.plot(
                 *zip(*points, strict=True), color=colour, marker=marker, markersize=7 if style == ":" else 3,
                 linewidth=1.2, linestyle=style, label=name,
@@ -67,7 +75,7 @@ def draw(path: Path) -> None:
         handles.values(), handles, loc="outside lower center", ncols=min(3 * columns, 8), frameon=False, fontsize=8
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Source": digest(), "Software": None})
+    figure.savefig(path, dpi=110, metadata={"Source": digest(panels), "Software": None})
 
 
 def drawn_digest(path: Path) -> str | None:

@@ -1,6 +1,6 @@
 """Writes what the documentation says in figures: tables from benchmarks/results, tables from the registry, the plot.
 
-    python benchmarks/report.py            # write every generated block and docs/images/pareto.png
+    python benchmarks/report.py            # write every generated block and the plots in docs/images
     python benchmarks/report.py --check    # write nothing; exit 1 if anything is out of date
 
 A block stands in a page between `<!-- NAME:begin -->` and `<!-- NAME:end -->`; `BLOCKS` says who writes it. Rows that
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from drop_results import drop_tables
-from exit_results import BATCHES, RESULTS, Row, cheapest_table, load_results, readme_results, set_tables, tracking_note
+from exit_results import BATCHES, RESULTS, Row, cheapest_table, readme_results, set_tables, tracking_note
 from exits import RECIPES, static_recipes
-from pareto import digest, draw, drawn_digest
+from pareto import digest, draw, drawn_digest, drop_panels, exit_panels
 
 from stretto.backbones import BACKBONES
 from stretto.bench.report import Target, engine_targets
@@ -32,7 +32,7 @@ from stretto.training import DEFAULTS
 from stretto.view.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
-PLOT = ROOT / "docs" / "images" / "pareto.png"
+PLOTS = {"pareto.png": exit_panels, "drops.png": drop_panels}  # in docs/images
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md")
 
 
@@ -215,10 +215,12 @@ def stale_files(*, write: bool = False) -> list[Path]:
             stale.append(page)
             if write:
                 page.write_text(wanted, encoding="utf-8")
-    if load_results() and drawn_digest(PLOT) != digest():
-        stale.append(PLOT)
-        if write:
-            draw(PLOT)
+    for name, panels in PLOTS.items():
+        path, drawn = ROOT / "docs" / "images" / name, panels()
+        if drawn and drawn_digest(path) != digest(drawn):
+            stale.append(path)
+            if write:
+                draw(drawn, path)
     return stale
 
 

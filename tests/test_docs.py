@@ -248,8 +248,9 @@ def test_report_takes_results_as_far_as_they_go(tmp_path: Path, monkeypatch: pyt
     assert "| deebert (cls) | 91.00 @ 1.01 |" in results.cheapest_table()
     assert "batch 32: 0 of 1 rows" in results.tracking_note()
     assert "add 1.0 to 1.0 %" in results.tracking_note()
-    pareto.draw(tmp_path / "plot.png")
-    assert pareto.drawn_digest(tmp_path / "plot.png") == pareto.digest()
+    panels = pareto.exit_panels()
+    pareto.draw(panels, tmp_path / "plot.png")
+    assert pareto.drawn_digest(tmp_path / "plot.png") == pareto.digest(panels)
 
     cells = [{"contender": "full", "vs": {"hf_padded": 1.5, "gemm": 0.5}, "tracking": None}]
     group = {"shape": "bert-base", "mix": "ag_news", "batch": 8, "dtype": "float32", "cells": cells}
