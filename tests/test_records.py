@@ -29,6 +29,11 @@ def test_text_columns_are_guessed(tmp_path: Path, names: list[str], texts: list[
     assert [record.texts for record in read(path, labelled=False)] == [tuple(f"<{name}>" for name in texts)]
 
 
+def test_a_list_of_words_is_a_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", jsonl({"tokens": ["a", "fine", "film"], "label": "good"}))
+    assert pairs(path) == [(("a fine film",), "good")]
+
+
 @pytest.mark.parametrize("label", ["label", "labels", "score", "category", "class", "target"])
 def test_label_column_is_guessed(tmp_path: Path, label: str) -> None:
     assert pairs(write(tmp_path / "r.csv", f"text,{label}\na,b\n")) == [(("a",), "b")]
