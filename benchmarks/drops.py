@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 from experiment import Experiment, Set, Timed, command_line
-from stretto.search import SearchSettings, search
 
 from stretto import AdaptiveModel, sweep
 from stretto.evaluate import OperatingPoint, cheapest_within
+from stretto.search import SearchSettings, search
 
 LOSSES = (0.0, 0.5, 1.0, 2.0)
 NOT_METHODS = ("full", "about", "clock", "search")
