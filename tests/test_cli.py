@@ -125,20 +125,8 @@ def test_train_regression(encoder: Path, tmp_path: Path) -> None:
     data = write(
         tmp_path / "d.csv", "text,label\n" + "".join(f"{'good ' * (i % 5)}film,{i % 5}.5\n" for i in range(30))
     )
-    args = [
-        "train",
-        data,
-        "--model",
-        encoder,
-        "--method",
-        "lte",
-        "--task",
-        "regression",
-        "--output",
-        tmp_path / "out",
-        *QUICK,
-    ]
-    result = run(*args, "--report-to", "none")
+    args = ["train", data, "--model", encoder, "--method", "lte", "--task", "regression", "--output", tmp_path / "out"]
+    result = run(*args, *QUICK, "--report-to", "none")
     assert result.exit_code == 0, result.stderr
     assert "pearson" in result.stdout
     refused = run(*args[:6], "--task", "regression", "--output", tmp_path / "other", "--method", "deebert")

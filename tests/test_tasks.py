@@ -242,5 +242,5 @@ def test_a_config_of_another_task_is_refused(kind: str, outputs: int) -> None:
 
 
 def test_an_unknown_task_is_told_the_names() -> None:
-    with pytest.raises(StrettoError, match=r"regression; got 'regresion'\. Did you mean 'regression'\?"):
+    with pytest.raises(StrettoError, match=r"regression, tokens, span; got 'regresion'\. Did you mean 'regression'\?"):
         task_named("regresion")

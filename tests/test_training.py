@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_reviews
+from tiny import TAGS, tiny_model, tiny_questions, tiny_reviews, tiny_tagging
 
 from stretto import AdaptiveModel, StrettoError, sweep, train
 from stretto.data import Dataset
 from stretto.methods import METHODS
+from stretto.tasks import Span, Tokens
 from stretto.training import StageTrainer
 
 QUICK: dict[str, Any] = {"progress": False, "per_device_train_batch_size": 16}
@@ -67,6 +68,29 @@ def test_regression_learns(method: str, tmp_path: Path) -> None:
     model = tiny_model(method, n_labels=1, num_train_epochs=6, learning_rate=2e-3, exit_epochs=4, joint_epochs=2)
     train(model, numbers, numbers, tmp_path / "out", **QUICK)
     assert sweep(model, numbers, progress=False)[0].score > 0.8
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if "tokens" in METHODS[name].tasks])
+def test_tagging_learns(method: str, tmp_path: Path) -> None:
+    task = Tokens(TAGS)
+    model = train(learner(method, task=task), tiny_tagging(96), tiny_tagging(32, seed=1), tmp_path / "out", **QUICK)
+    points = sweep(AdaptiveModel.from_pretrained(tmp_path / "out"), tiny_tagging(32, seed=2), progress=False)
+    assert points[0].score > 0.9
+    assert points[-1].score > 0.4  # the shortest sequences, every token restored
+    assert set(points[0].metrics) == {"f1", "precision", "recall", "accuracy"}
+    assert model.predict("how many city").entities[0].type == "ask"
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if "span" in METHODS[name].tasks])
+def test_question_answering_learns(method: str, tmp_path: Path) -> None:
+    data, dev, test = (tiny_questions(n, seed, no_answer=True) for seed, n in enumerate((96, 32, 32)))
+    train(learner(method, task=Span.posed_by(data, stride=4)), data, dev, tmp_path / "out", **QUICK)
+    loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
+    assert loaded.task.settings() == {"no_answer": True, "null_threshold": 0.0, "stride": 4, "n_best": 5}
+    points = sweep(loaded, test, progress=False)
+    assert points[0].score > 0.8
+    assert set(points[0].metrics) == {"f1", "exact_match"}
+    assert loaded.predict(("how many ?", "the movie was two"), dial=loaded.method.dial.off).answer == "two"
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
@@ -154,7 +178,7 @@ def test_tensorboard_through_report_to(tmp_path: Path, monkeypatch: pytest.Monke
 
 SCRIPT = """
 import sys
-from tiny import tiny_model, tiny_reviews
+from tiny import TAGS, tiny_model, tiny_questions, tiny_reviews, tiny_tagging
 from stretto import train
 import torch
 torch.set_num_threads(1)

@@ -67,6 +67,8 @@ def load(
         labels = [record.label for record in records]
     elif labelled:
         single = [replace(r, label=tag) for r in records for tag in r.label] if task == "tokens" else records
+        if not single and names is None:
+            raise StrettoError(f"{records[0].where}: expected at least one word to learn from, got none. Add examples.")
         names = _names(single) if names is None else names
         labels = numbers = class_numbers(single, names)
         if label_names is None and len(set(numbers)) < 2:
