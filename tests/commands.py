@@ -13,6 +13,7 @@ from tiny import tiny_encoder, tiny_model, tiny_reviews, tiny_tokenizer
 from typer.testing import CliRunner, Result
 
 from stretto.cli import app
+from stretto.data import Dataset
 
 QUICK = ["--num-train-epochs", "1", "--exit-epochs", "1", "--per-device-train-batch-size", "16"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -37,6 +38,17 @@ def write_reviews(path: Path, n: int, seed: int = 0) -> Path:
         for (text,), number in zip(data.texts, data.labels, strict=True)
     ]
     return write(path, jsonl(*rows))
+
+
+def tagging_rows(data: Dataset) -> list[dict[str, Any]]:
+    names = data.label_names or []
+    pairs = zip(data.texts, data.labels or [], strict=True)
+    return [{"tokens": list(words), "tags": [names[tag] for tag in tags]} for words, tags in pairs]
+
+
+def question_rows(data: Dataset) -> list[dict[str, Any]]:
+    pairs = zip(data.texts, data.labels or [], strict=True)
+    return [{"question": q, "context": c, "answers": [gold._asdict() for gold in golds]} for (q, c), golds in pairs]
 
 
 def save_encoder(folder: Path) -> Path:

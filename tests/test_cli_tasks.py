@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from commands import run
+from commands import question_rows, run, tagging_rows
 from sources import jsonl, write
 from tiny import tiny_model, tiny_questions, tiny_tagging
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 from stretto import AdaptiveModel
-from stretto.data import Dataset
 from stretto.tasks import Span, Tokens
 
 ONE_EPOCH = ["--num-train-epochs", "1", "--per-device-train-batch-size", "16"]
-
-
-def tagging_rows(data: Dataset) -> list[dict[str, Any]]:
-    names = data.label_names or []
-    pairs = zip(data.texts, data.labels or [], strict=True)
-    return [{"tokens": list(words), "tags": [names[tag] for tag in tags]} for words, tags in pairs]
-
-
-def question_rows(data: Dataset) -> list[dict[str, Any]]:
-    pairs = zip(data.texts, data.labels or [], strict=True)
-    return [{"question": q, "context": c, "answers": [gold._asdict() for gold in golds]} for (q, c), golds in pairs]
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,9 @@ from typing import Any
 
 import datasets
 import pytest
-from tiny import tiny_encoder, tiny_model, tiny_reviews, tiny_tokenizer
+from commands import question_rows, tagging_rows
+from sources import jsonl
+from tiny import tiny_encoder, tiny_model, tiny_questions, tiny_reviews, tiny_tagging, tiny_tokenizer
 from typer.testing import CliRunner
 
 from stretto import train
@@ -80,6 +82,8 @@ def make_world(folder: Path) -> None:
     pairs = [(reviews[i][0], reviews[i + 1 + i % 3][0], ("no", "yes")[i % 2]) for i in range(24)]
     write_rows(folder / "pairs.tsv", ["premise", "hypothesis", "gold"], pairs, "\t")
     write_rows(folder / "similarity.csv", ["text_a", "text_b", "score"], [(a, b, len(a) % 6) for a, b, _ in pairs])
+    (folder / "names.jsonl").write_text(jsonl(*tagging_rows(tiny_tagging(24))))
+    (folder / "questions.jsonl").write_text(jsonl(*question_rows(tiny_questions(24, no_answer=True))))
     encoders = {"bert-base-uncased": tiny_encoder("bert"), "roberta-base": tiny_encoder("roberta")}
     encoders["fine-tuned"] = tiny_model("full").encoder  # it knows the labels bad and good
     for name, encoder in encoders.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_spans_cover_everything_with_their_overlap(n: int, room: int, stride: in
     parts = list(spans(n, room, overlap))
     assert {i for part in parts for i in range(part.start, part.stop)} == set(range(n))
     assert all(part.stop - part.start <= room for part in parts)
-    for one, next_one in zip(parts, parts[1:], strict=False):
+    for one, next_one in itertools.pairwise(parts):
         assert next_one.start == one.stop - overlap
 
 

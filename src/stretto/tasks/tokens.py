@@ -60,6 +60,7 @@ class Tokens(Task):
     """Logits are [B, T, C]; labels are [B, T], with `IGNORED` wherever there is no tag to learn."""
 
     name: ClassVar[str] = "tokens"
+    main_metric = "f1"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
     pipeline_tag: ClassVar[str] = "token-classification"
     example: ClassVar[str] = '"some words"'
@@ -72,7 +73,8 @@ class Tokens(Task):
             )
         super().__init__(label_names)
         self.has_entities = all(name == OUTSIDE or name.startswith(PREFIXES) for name in label_names)
-        self.main_metric = "f1" if self.has_entities else "accuracy"
+        if not self.has_entities:
+            self.main_metric = "accuracy"
 
     # ---- from words to features and back
 
