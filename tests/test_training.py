@@ -169,11 +169,12 @@ def test_recorded_exits_equal_exits_trained_step_by_step(tmp_path: Path, monkeyp
         torch.testing.assert_close(always.method.state_dict()[key], value, atol=1e-4, rtol=1e-3, msg=key)
 
 
-def test_tensorboard_through_report_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
+def test_tensorboard_through_report_to(tmp_path: Path) -> None:
     data = tiny_reviews(32)
-    train(learner("full"), data, data, tmp_path / "out", report_to="tensorboard", **QUICK)
-    assert list((tmp_path / "logs").rglob("events.out.tfevents.*"))
+    train(learner("deebert"), data, data, tmp_path / "out", report_to="tensorboard", **QUICK)
+    logs = {path.parent.name for path in (tmp_path / "out.logs").rglob("events.out.tfevents.*")}
+    assert logs == {"1-backbone", "2-exits"}  # a folder per stage
+    assert "TENSORBOARD_LOGGING_DIR" not in os.environ
 
 
 SCRIPT = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 from dataclasses import dataclass
 from functools import partial
@@ -170,8 +169,6 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
     check_arguments({**DEFAULTS, **arguments})
     seed = arguments.get("seed", DEFAULTS["seed"])
     set_seed(seed)  # exits start from random weights
-    if {"tensorboard", "all"} & set(arguments.get("report_to", [])):  # the work folder goes in the end; logs stay
-        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", f"{run.output}.logs")
     model, train_data, dev_data = open_run(run, config, seed)
     with quiet_transformers():
         train_model(model, train_data, dev_data, run.output, skip=run.skip, progress=is_main_process(), **arguments)

@@ -6,9 +6,11 @@ result of each finished stage; started again with the same plan after a kill, it
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from stretto.training.plan import Plan
 from stretto.training.processes import is_main_process, wait_for_all
 from stretto.training.trainer import StageTrainer, mean_score
 from stretto.view.progress import StageProgress
+
+LOGS = "TENSORBOARD_LOGGING_DIR"
 
 
 def train(
@@ -64,7 +68,9 @@ def train(
     for number, stage in enumerate(stages, start=1):
         if progress and is_main_process():
             tqdm.write(f"stage {number} of {len(stages)}: {stage.name}, {stage.epochs:g} epochs", file=sys.stderr)
-        run_stage(model, stage, work / f"{number}-{stage.name}", encoded, dev_data, plan.arguments, progress)
+        folder = f"{number}-{stage.name}"
+        with logs_in(Path(os.environ.get(LOGS, f"{output}.logs")) / folder):
+            run_stage(model, stage, work / folder, encoded, dev_data, plan.arguments, progress)
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
@@ -81,6 +87,20 @@ def train(
             work.rmdir()
     wait_for_all()
     return model
+
+
+@contextmanager
+def logs_in(folder: Path) -> Iterator[None]:
+    """Where TensorBoard's logs go (`report_to`), a folder per stage; the work folder goes in the end, logs stay."""
+    before = os.environ.get(LOGS)
+    os.environ[LOGS] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[LOGS]
+        else:
+            os.environ[LOGS] = before
 
 
 def run_stage(
