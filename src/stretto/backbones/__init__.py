@@ -19,7 +19,7 @@ BACKBONES: Registry[type[Backbone]] = Registry(
 
 
 def backbone_for(model: Any) -> Backbone:
-    """The backbone that serves a Hugging Face sequence-classification model."""
+    """The backbone that serves a Hugging Face model with a head for sequences or tokens."""
     return BACKBONES[model.config.model_type](model)
 
 
