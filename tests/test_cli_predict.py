@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ def test_answers_stream(model: Path) -> None:
     """The first batch is answered while the input is still open; Ctrl-C ends it with 130."""
     command = [sys.executable, "-m", "stretto", "predict", str(model), "--batch-size", "2"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=ENVIRONMENT, text=True, **pipes) as process:
+    # a shell that starts the tests in the background lets them, and their children, ignore SIGINT
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, env=ENVIRONMENT, text=True, preexec_fn=heed, **pipes) as process:
         assert process.stdin
         assert process.stdout
         assert process.stderr
@@ -80,7 +83,7 @@ def test_answers_stream(model: Path) -> None:
         assert [json.loads(process.stdout.readline())["text"] for _ in range(2)] == ["one", "two"]
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
+        assert process.wait(timeout=60) == 130
         assert process.stderr.read() == "interrupted\n"
 
 

@@ -108,7 +108,8 @@ class Texts(Layout):
         pairs = [pair for pair in PAIR_COLUMNS if set(pair) <= set(self.names)]
         paired = {name for pair in pairs for name in pair}
         guesses = [*pairs, *((name,) for name in TEXT_COLUMNS if name in self.names and name not in paired)]
-        guesses = guesses or [(name,) for name in WORD_COLUMNS if name in self.names]
+        if not guesses and "tokens" in self.names:  # a text that has been cut into words already
+            return ("tokens",)
         if len(guesses) == 1:
             return guesses[0]
         found = " and ".join("+".join(guess) for guess in guesses) or "none"
@@ -131,7 +132,7 @@ class Texts(Layout):
         return tuple(self.text(where, row, name) for name in self.text_columns)
 
     def text(self, where: str, row: Row, name: str) -> str:
-        if isinstance(row.get(name), list):  # a text that has been cut into words already
+        if isinstance(row.get(name), list):
             words = list_in(where, row, name, "words")
             return " ".join(text_in(where, {name: word}, name) for word in words)
         return text_in(where, row, name)

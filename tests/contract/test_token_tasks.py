@@ -30,7 +30,8 @@ def example_of(task: str) -> Task:
 
 def make(task: str, method: str, model_type: str = "bert") -> AdaptiveModel:
     """A random model whose method, if it has weights, decides something."""
-    model = tiny_model(method, model_type, task=example_of(task))
+    settings = {"max_tokens": 16} if method == "power_bert" else {}  # the texts here are short
+    model = tiny_model(method, model_type, task=example_of(task), **settings)
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.method.parameters():
@@ -105,7 +106,8 @@ def test_cost_never_rises_along_the_sweep(task: str, method: str) -> None:
     model = make(task, method)
     inputs = random_inputs(LENGTHS * 4, seed=5)
     spent = [flops(model.run(inputs, dial).trace, model.backbone) for dial in model.method.dial.sweep]
-    assert all((cheaper <= dearer).all() for dearer, cheaper in itertools.pairwise(spent))
+    for dearer, cheaper in itertools.pairwise(spent):
+        assert (cheaper <= dearer).all() if model.method.monotone else cheaper.sum() <= dearer.sum()
     if method != "full":
         assert spent[-1].sum() < spent[0].sum()
 
