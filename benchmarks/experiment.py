@@ -112,7 +112,7 @@ class Experiment:
             train(model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed)
         return AdaptiveModel.from_pretrained(folder)
 
-    def clock(self, timed: Iterable[Timed], sequences: int = 64, rounds: int = 3) -> None:
+    def clock(self, timed: Iterable[Timed], sequences: int = 64, rounds: int = 5) -> None:
         """Wall-clock of each model at its dial against the full one, packed and as Hugging Face runs it."""
         full = AdaptiveModel.from_pretrained(self.runs / "full")
         features = full.encode(random.Random(self.seed).sample(self.test.texts, sequences)).features
