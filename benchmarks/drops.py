@@ -14,6 +14,7 @@ model. Their scores, costs and times are those of the test data.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,7 +24,10 @@ import torch
 from experiment import Experiment, Set, Timed, command_line
 
 from stretto import AdaptiveModel, sweep
-from stretto.evaluate import OperatingPoint, cheapest_within
+from stretto.data import Dataset
+from stretto.encoding import Encoded
+from stretto.evaluate import OperatingPoint, batches, cheapest_within
+from stretto.saliency import saliency
 from stretto.search import SearchSettings, search
 
 LOSSES = (0.0, 0.5, 1.0, 2.0)
@@ -46,6 +50,7 @@ SETS = {
         "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2,
         rows={
             "length_adaptive": DROP, "constant_ratio": DROP, "constant_ratio-random": {**DROP, "select": "random"},
+            "constant_ratio-saliency": {**DROP, "select": "saliency"},
             "adapler": {"gamma": 5e-3, "phi": 5e-4, **ADAPTIVE},
             "power_bert": {},
         },
@@ -77,7 +82,7 @@ SETS = {
 }  # fmt: skip
 
 #: Rows that use the model of another one: its tokens are selected in another way.
-BORROWED = {"constant_ratio": "length_adaptive", "constant_ratio-random": "length_adaptive"}
+BORROWED = dict.fromkeys(("constant_ratio", "constant_ratio-random", "constant_ratio-saliency"), "length_adaptive")
 
 
 class Drops(Experiment):
@@ -88,15 +93,21 @@ class Drops(Experiment):
         if "full" not in self.rows:
             points = {part: sweep(full, data, progress=False)[0].to_json() for part, data in self.measured().items()}
             self.write("full", points)
-        for key, settings in self.spec.rows.items():
+        for key in self.spec.rows:
             if key in self.rows or (only and key.split("-")[0] not in only):
                 continue
-            start, skip = BORROWED.get(key, "full"), ("backbone", "drop") if key in BORROWED else ("backbone",)
-            model = self.fit(key, str(self.runs / start), skip, settings)
+            model = self.open(key)
             if key == "length_adaptive" and "search" not in self.rows:
                 self.write("search", self.searched(model))
             self.write(key, self.row(model))
             print(self.name, key, json.dumps(self.rows[key]["chosen"]), flush=True)
+
+    def open(self, key: str) -> AdaptiveModel:
+        """The model of a row: trained now, loaded, or that of another row with other settings."""
+        settings = self.spec.rows[key]
+        if key in BORROWED:
+            return AdaptiveModel.from_pretrained(self.runs / BORROWED[key], key.split("-")[0], **settings)
+        return self.fit(key, str(self.runs / "full"), ("backbone",), settings)
 
     def searched(self, model: AdaptiveModel) -> dict[str, Any]:
         """Search on dev data; the frontier goes to the model folder."""
@@ -112,7 +123,10 @@ class Drops(Experiment):
         return {"dev": self.dev, "test": self.test}
 
     def row(self, model: AdaptiveModel) -> dict[str, Any]:
-        found = {part: sweep(model, data, progress=False) for part, data in self.measured().items()}
+        found = {
+            part: sweep(model, data, progress=False, encoded=self.encoded(model, data))
+            for part, data in self.measured().items()
+        }
         full = OperatingPoint(**self.rows["full"]["dev"])
         chosen = {}
         for loss in LOSSES:
@@ -120,11 +134,27 @@ class Drops(Experiment):
             chosen[f"{loss:g}"] = next((p.to_json() for p in found["test"] if p.dial == dial), None)
         return {**{part: [p.to_json() for p in points] for part, points in found.items()}, "chosen": chosen}
 
+    def encoded(self, model: AdaptiveModel, data: Dataset) -> Encoded:
+        """The features; for a selection by saliency with that of each token, of the right answer in the full model."""
+        encoded = model.encode(data.texts)
+        if getattr(model.method.config, "select", None) != "saliency":
+            return encoded
+        labels, size, features = torch.tensor(data.labels), 32, []
+        for start in range(0, len(encoded.features), size):
+            part = encoded.features[start : start + size]
+            (inputs,) = batches(part, model.tokenizer.pad_token_id, size)
+            scores = saliency(model.reference, model.task, inputs, labels[start : start + size]).tolist()
+            features += [
+                {**feature, "saliency": row[: len(feature["input_ids"])]}
+                for feature, row in zip(part, scores, strict=True)
+            ]
+        return dataclasses.replace(encoded, features=features)
+
     def timed(self) -> Iterator[Timed]:
         """Every row at every dial chosen."""
         for key, row in self.rows.items():
-            if key not in NOT_METHODS:
-                model = AdaptiveModel.from_pretrained(self.runs / key)
+            if key not in (*NOT_METHODS, "constant_ratio-saliency"):  # which takes a gradient first: no method to time
+                model = self.open(key)
                 for loss, point in row["chosen"].items():
                     if point is not None:
                         yield Timed(key, loss, model, point["dial"])

@@ -16,6 +16,7 @@ from transformers import BertConfig, ByT5Tokenizer, PreTrainedTokenizerFast, Rob
 from stretto import encoding
 from stretto.data import EncodedDataset, collate, encode, max_length_of
 from stretto.errors import StrettoError
+from stretto.evaluate import batches
 
 # ---- encoding ----------------------------------------------------------------------------------------------
 
@@ -140,3 +141,11 @@ def test_float_labels_and_no_labels() -> None:
     assert "labels" not in pad([EncodedDataset(features)[0]])
     with pytest.raises(StrettoError, match=re.escape("a label for each of 1 inputs, got 2.")):
         EncodedDataset(features, [0, 1])
+
+
+def test_what_a_feature_holds_beside_tokens_becomes_a_note() -> None:
+    first = {"input_ids": [2, 5, 3], "attention_mask": [1, 1, 1], "saliency": [0.2, 0.5, 0.3]}
+    second = {"input_ids": [2, 3], "attention_mask": [1, 1], "saliency": [0.5, 0.5]}
+    (inputs,) = batches([first, second], pad_token_id=0, batch_size=2)
+    assert list(inputs.notes) == ["saliency"]
+    torch.testing.assert_close(inputs.notes["saliency"], torch.tensor([[0.2, 0.5, 0.3], [0.5, 0.5, 0.0]]))

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from stretto.errors import StrettoError
+from stretto.state import Inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-Feature = dict[str, list[int]]  # input_ids, attention_mask and perhaps token_type_ids of one input, unpadded
+#: input_ids, attention_mask and perhaps token_type_ids of one input, unpadded; anything else is a note on its tokens.
+Feature = dict[str, list[Any]]
 
 #: Texts per call of the tokenizer: enough to feed its threads, but not all at once, for each token takes some
 #: 100 bytes until the call's result is let go.
@@ -181,3 +183,10 @@ def _collate(pad_token_id: int, items: Sequence[dict[str, Any]]) -> dict[str, Te
             dtype = torch.float32 if isinstance(value, float) else torch.long
             batch[name] = torch.tensor([item[name] for item in items], dtype=dtype)
     return batch
+
+
+def as_inputs(batch: dict[str, Tensor]) -> Inputs:
+    """A collated batch without its labels: what is not the tokenizer's is a note on the tokens."""
+    given = ("input_ids", "attention_mask", "token_type_ids")
+    notes = {name: value for name, value in batch.items() if name not in given}
+    return Inputs(batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"), notes=notes)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from stretto.data import Dataset
-from stretto.encoding import Encoded, Feature, collate
+from stretto.encoding import Encoded, Feature, as_inputs, collate
 from stretto.errors import StrettoError
 from stretto.measure import Cost
 from stretto.recording import record, replay
@@ -47,8 +47,7 @@ def batches(features: Sequence[Feature], pad_token_id: int, batch_size: int, pro
     pad = collate(pad_token_id)
     starts = range(0, len(features), batch_size)
     for start in tqdm(starts, desc=progress, disable=not progress, leave=False):
-        padded = pad(list(features[start : start + batch_size]))
-        yield Inputs(padded["input_ids"], padded["attention_mask"], padded.get("token_type_ids"))
+        yield as_inputs(pad(list(features[start : start + batch_size])))
 
 
 def sweep(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.encoding import as_inputs
 from stretto.methods.base import Pass, Stage, TrainingBatch
 from stretto.model import AdaptiveModel
 from stretto.state import Inputs
@@ -68,10 +69,3 @@ class Learner(nn.Module):
         early = [exits(layer, x) for layer, x in zip(stage.layers, read, strict=True)] if exits else []
         seen = torch.stack(read) if read else last.new_zeros(0, *last.shape)
         return Pass(stage.layers, torch.stack(early + final), seen, self.step)
-
-
-def as_inputs(batch: dict[str, Tensor]) -> Inputs:
-    """A collated batch: what is not the tokenizer's is a note of the method's."""
-    given = ("input_ids", "attention_mask", "token_type_ids")
-    notes = {name: value for name, value in batch.items() if name not in given}
-    return Inputs(batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"), notes=notes)
