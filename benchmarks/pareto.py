@@ -13,7 +13,7 @@ from exit_results import lines_of, load_results
 from stretto.methods import METHODS
 from stretto.view.plots import COLOURS, MARKERS
 
-DRAWING = 3  # raise it when the look of the plots changes, so that --check asks for new ones
+DRAWING = 4  # raise it when the look of the plots changes, so that --check asks for new ones
 
 #: {title: {metric, full, curves: {method: [[cost, score], …]}}}
 Panels = dict[str, dict[str, Any]]
@@ -50,13 +50,15 @@ def draw(panels: Panels, path: Path) -> None:
     columns = min(len(panels), 3)
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(4.1 * columns, 3.2 * lines + 0.5), layout="constrained")
-    looks = {name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(METHODS)}
+    drawn = {method_of(name) for panel in panels.values() for name in panel["curves"]}
+    names = [name for name in METHODS if name in drawn]
+    looks = {name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
     handles: dict[str, Any] = {}
     for index, (title, panel) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, index + 1)
         handles["full model"] = axes.axhline(panel["full"], color="0.4", linewidth=1, linestyle="--", zorder=0)
         for name, points in panel["curves"].items():
-            colour, marker = looks[name.replace("-", " ").split()[0]]
+            colour, marker = looks[method_of(name)]
             style = ":" if name == "static_depth" else "-" if name in looks else "--"  # a variant is dashed
             (handles[name],) = axes.plot(
                 *zip(*points, strict=True), color=colour, marker=marker, markersize=7 if style == ":" else 3,
@@ -76,6 +78,11 @@ def draw(panels: Panels, path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Source": digest(panels), "Software": None})
+
+
+def method_of(line: str) -> str:
+    """'deebert' of 'deebert (cls)', 'constant_ratio' of 'constant_ratio-random'."""
+    return line.replace("-", " ").split()[0]
 
 
 def drawn_digest(path: Path) -> str | None:
