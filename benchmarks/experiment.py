@@ -45,6 +45,8 @@ class Set:
     """Most test examples, a random sample."""
     max_length: int | None = None
     """Tokens per input, if fewer than the encoder takes."""
+    bf16: bool = False
+    """Train under bfloat16 autocast; everything is measured in float32."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,9 @@ class Experiment:
             model = AdaptiveModel.from_pretrained(
                 start, key.split("-")[0], task=task, max_length=self.spec.max_length, **settings
             )
-            train(model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed)
+            train(
+                model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed, bf16=self.spec.bf16
+            )
         return AdaptiveModel.from_pretrained(folder)
 
     def clock(self, timed: Iterable[Timed], sequences: int = 64, rounds: int = 5) -> None:
