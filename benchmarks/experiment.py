@@ -111,9 +111,7 @@ class Experiment:
             model = AdaptiveModel.from_pretrained(
                 start, key.split("-")[0], task=task, max_length=self.spec.max_length, **settings
             )
-            train(
-                model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed, bf16=self.spec.bf16
-            )
+            train(model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed, bf16=self.spec.bf16)
         return AdaptiveModel.from_pretrained(folder)
 
     def clock(self, timed: Iterable[Timed], sequences: int = 64, rounds: int = 5) -> None:

@@ -81,6 +81,14 @@ def test_tagging_learns(method: str, tmp_path: Path) -> None:
     assert model.predict("how many city").entities[0].type == "ask"
 
 
+@pytest.mark.parametrize("method", ["adapler", "length_adaptive"])
+def test_bfloat16_autocast_trains_what_float32_measures(method: str, tmp_path: Path) -> None:
+    data, dev = tiny_tagging(96), tiny_tagging(32, seed=1)
+    model = train(learner(method, task=Tokens(TAGS)), data, dev, tmp_path / "out", bf16=True, **QUICK)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert sweep(model, dev, progress=False)[0].score > 0.9
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if "span" in METHODS[name].tasks])
 def test_question_answering_learns(method: str, tmp_path: Path) -> None:
     data, dev, test = (tiny_questions(n, seed, no_answer=True) for seed, n in enumerate((96, 32, 32)))

@@ -197,9 +197,8 @@ class Run:
         if self.answers_tokens:
             assert self.shelf is not None
             self.trace.decider_macs += self.trace.lengths * self.backbone.head_macs
-            self.logits.view(-1, self.backbone.n_labels)[self.all_rows] = self.backbone.label_tokens(
-                self.shelf[self.all_rows]
-            )
+            answers = self.backbone.label_tokens(self.shelf[self.all_rows])
+            self.logits.view(-1, self.backbone.n_labels)[self.all_rows] = answers.to(self.logits.dtype)
         hidden = None if self.shelf is None else self.shelf.view(len(self.trace.lengths), -1, self.backbone.d)
         return Output(self.logits, self.trace, hidden)
 
