@@ -70,6 +70,29 @@ def drop_tables() -> str:
     return "\n\n".join(parts) or "Not measured yet."
 
 
+def drop_summary() -> str:
+    """One line per set and method: the cheapest dial that loses at most a point on the dev data."""
+    rows: list[Row] = []
+    for found in load_drops():
+        full = found["full"]["test"]["score"]
+        for key in (name for name in found if name in ("length_adaptive", "adapler", "power_bert")):
+            point = found[key]["chosen"]["1"]
+            gains = found.get("clock", {}).get("methods", {}).get(key, {}).get("1", {}).get("32")
+            if point is not None:
+                rows.append(
+                    {
+                        "set": f"{title(found)} ({metric(found)})",
+                        "full model": f"{100 * full:.1f}",
+                        "method": key,
+                        "score": f"{100 * point['score']:.1f}",
+                        "cost": f"{point['cost']:.2f}",
+                        "× full": f"{gains['time_gain']:.1f}" if gains else "–",
+                        "× HF": f"{gains[HF]:.1f}" if gains else "–",
+                    }
+                )
+    return markdown_table(rows) if rows else "Not measured yet."
+
+
 def chosen_rows(found: dict[str, Any], key: str) -> list[Row]:
     """A row per dial; one that serves several losses is shown for the smallest."""
     rows: list[Row] = []
