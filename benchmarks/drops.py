@@ -61,11 +61,14 @@ SETS = {
     ),
     "ag_news": DropSet(
         "ag_news.train", None, "ag_news.test", 2, limit=4000, test_limit=2000,
-        rows={"adapler": {"gamma": 1e-1, "phi": 1e-1, **ADAPTIVE}, "length_adaptive": DROP},
+        rows={"adapler": {"gamma": 1e-1, "phi": 1e-1, **ADAPTIVE, "retrain_epochs": 3}, "length_adaptive": DROP},
     ),
     "imdb": DropSet(
         "imdb.train", None, "imdb.test", 2, limit=2000, test_limit=1000, max_length=256,
-        rows={"adapler": {"gamma": 5e-3, "phi": 5e-4, **ADAPTIVE}, "length_adaptive": DROP_ONCE},
+        rows={
+            "adapler": {"gamma": 5e-3, "phi": 5e-4, **ADAPTIVE, "adaptive_epochs": 2, "retrain_epochs": 1},
+            "length_adaptive": DROP_ONCE,
+        },
         searched_on=150,
     ),
     "mrpc": DropSet(

@@ -89,6 +89,24 @@ def test_bfloat16_autocast_trains_what_float32_measures(method: str, tmp_path: P
     assert sweep(model, dev, progress=False)[0].score > 0.9
 
 
+def test_adapler_retrains_its_weights_alone(tmp_path: Path) -> None:
+    """With tokens removed for good there is no gradient to predictors and thresholds."""
+    data, dev = tiny_reviews(96), tiny_reviews(32, seed=1)
+    train(learner("adapler"), data, dev, tmp_path / "adaptive", **QUICK)
+    before, model = (
+        AdaptiveModel.from_pretrained(tmp_path / "adaptive", retrain_epochs=2, retrain_learning_rate=1e-3) for _ in "ab"
+    )
+    train(model, data, dev, tmp_path / "out", skip=("backbone", "adaptive"), **QUICK)
+    assert not same(before.encoder, model.encoder)
+    assert same(before.method, model.method)
+    assert sweep(model, dev, [1.0], progress=False)[0].score > 0.9
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    weights = other.state_dict()
+    return all(torch.equal(value, weights[name]) for name, value in one.state_dict().items())
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if "span" in METHODS[name].tasks])
 def test_question_answering_learns(method: str, tmp_path: Path) -> None:
     data, dev, test = (tiny_questions(n, seed, no_answer=True) for seed, n in enumerate((96, 32, 32)))

@@ -17,7 +17,8 @@ Modarressi, Mohebbi, Pilehvar: *AdapLeR: Speeding up Inference by Adaptive Lengt
 
 Differs from the paper: saliency comes from the best checkpoint of the fine-tuning, not from the average of three; one
 optimizer with parameter groups instead of two, so that all gradients are clipped together; the predictors, which start
-from nothing, have a learning rate of their own; m_i^l counts what earlier layers removed too, as the attention does.
+from nothing, have a learning rate of their own; m_i^l counts what earlier layers removed too, as the attention does;
+after a short training the weights may be trained on with tokens removed for good (`retrain_epochs`), as PoWER-BERT does.
 Batches of any size, and tasks that answer every token (its last state is restored).
 
 Dial: a factor on the learned thresholds. 0 is the full model, 1 as trained; above 1 cheaper still.
@@ -69,6 +70,10 @@ class AdapLeRConfig:
     """Hidden size of a contribution predictor."""
     eta: float = 0.25
     """η: where the thresholds start."""
+    retrain_epochs: float = 0
+    """Epochs of a third stage: the weights get used to tokens that really leave. Cheap, as texts are short by then."""
+    retrain_learning_rate: float = 3e-5
+    """Learning rate of the third stage."""
 
 
 def by_sequence(values: Tensor, state: State) -> Tensor:
@@ -136,7 +141,7 @@ class AdapLeR(Method):
     monotone = False  # what leaves now changes the scores of all that follow
     dial = Dial(
         "threshold", "factor on the learned thresholds below which tokens leave; 0 keeps all, 1 is as trained",
-        off=0.0, sweep=(0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0),
+        off=0.0, sweep=(0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0),
     )  # fmt: skip
 
     def __init__(self, config: AdapLeRConfig, shape: Shape, task: Task) -> None:
@@ -190,11 +195,14 @@ class AdapLeR(Method):
             best_by="saving", decides=True, dials=(1.0,),
             rates=(("eta", config.threshold_learning_rate), ("theta", config.threshold_learning_rate)),
         )  # fmt: skip
-        return [self.finetuning(), adaptive]
+        retrain = Stage(
+            "retrain", config.retrain_epochs, config.retrain_learning_rate, decides=True, dials=adaptive.dials
+        )  # fmt: skip
+        return [self.finetuning(), adaptive, *([retrain] if config.retrain_epochs else [])]
 
     def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterator[tuple[Inputs, Tensor]]) -> Notes:
         """The saliency of every training token, from the fine-tuned model."""
-        if not stage.decides:
+        if stage.name != "adaptive":
             return {}
         found: list[Tensor] = []
         for inputs, labels in batches:
@@ -203,6 +211,8 @@ class AdapLeR(Method):
         return {"saliency": found}
 
     def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
+        if stage.name == "retrain":
+            return super().learn(stage, batch)
         config, n_layers = self.config, self.shape.n_layers
         eta = self.eta.detach().clone().requires_grad_()
         dummy = torch.ones_like(eta).requires_grad_()
