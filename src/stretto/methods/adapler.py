@@ -18,7 +18,8 @@ Modarressi, Mohebbi, Pilehvar: *AdapLeR: Speeding up Inference by Adaptive Lengt
 Differs from the paper: saliency comes from the best checkpoint of the fine-tuning, not from the average of three; one
 optimizer with parameter groups instead of two, so that all gradients are clipped together; the predictors, which start
 from nothing, have a learning rate of their own; m_i^l counts what earlier layers removed too, as the attention does;
-the weights may be trained on with tokens removed for good (`retrain_epochs`), as PoWER-BERT does. Batches of any size, and tasks that answer every token (its last state is restored).
+the weights may be trained on with tokens removed for good (`retrain_epochs`), as PoWER-BERT does. Batches of any
+size, and tasks that answer every token (its last state is restored).
 
 Dial: a factor on the learned thresholds. 0 is the full model, 1 as trained; above 1 cheaper still.
 """
