@@ -47,8 +47,11 @@ class DropSet(Set):
 DROP = {"drop_epochs": 2, "drop_learning_rate": 5e-5, "random_models": 1}
 #: Long texts.
 DROP_ONCE = {**DROP, "drop_epochs": 1}
-#: A few hundred steps instead of many thousands: the thresholds must move faster than published.
-ADAPTIVE = {"adaptive_epochs": 3, "threshold_learning_rate": 1e-2}
+#: A few hundred steps instead of many thousands: the thresholds must move faster than published, and the weights need
+#: more steps than that to get used to them, which are cheap on the tokens that are left.
+ADAPTIVE = {
+    "adaptive_epochs": 3, "threshold_learning_rate": 1e-2, "retrain_epochs": 8, "retrain_learning_rate": 5e-5,
+}  # fmt: skip
 SETS = {
     "sst2": DropSet(
         "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2,
@@ -61,19 +64,19 @@ SETS = {
     ),
     "ag_news": DropSet(
         "ag_news.train", None, "ag_news.test", 2, limit=4000, test_limit=2000,
-        rows={"adapler": {"gamma": 1e-1, "phi": 1e-1, **ADAPTIVE, "retrain_epochs": 3}, "length_adaptive": DROP},
+        rows={"adapler": {"gamma": 1e-1, "phi": 1e-1, **ADAPTIVE}, "length_adaptive": DROP},
     ),
     "imdb": DropSet(
         "imdb.train", None, "imdb.test", 2, limit=2000, test_limit=1000, max_length=256,
         rows={
-            "adapler": {"gamma": 5e-3, "phi": 5e-4, **ADAPTIVE, "adaptive_epochs": 2, "retrain_epochs": 1},
+            "adapler": {"gamma": 5e-3, "phi": 5e-4, **ADAPTIVE, "adaptive_epochs": 2, "retrain_epochs": 4},
             "length_adaptive": DROP_ONCE,
         },
         searched_on=150,
     ),
     "mrpc": DropSet(
         "glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3,
-        rows={"adapler": {"gamma": 3e-2, "phi": 5e-2, **ADAPTIVE}, "length_adaptive": DROP},
+        rows={"adapler": {"gamma": 3e-2, "phi": 5e-2, **ADAPTIVE, "retrain_epochs": 3}, "length_adaptive": DROP},
     ),
     "wnut17": DropSet(
         "wnut17.train", "wnut17.dev", "wnut17.test", 4, task="tokens", rows={"length_adaptive": DROP},
