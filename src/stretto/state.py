@@ -21,11 +21,13 @@ Point = Literal["before", "between", "after"]
 #: Which verbs may be said at which point of a layer. The soft ones are for training: only the reference engine,
 #: which computes everything anyway, takes them.
 VERBS: dict[Point, frozenset[str]] = {
-    "before": frozenset({"drop", "freeze", "attention_bias"}),
+    "before": frozenset({"drop", "freeze", "gate", "attention_bias"}),
     "between": frozenset({"drop", "output_factor"}),
     "after": frozenset({"exit"}),
 }
 SOFT = frozenset({"attention_bias", "output_factor"})
+REAL = SOFT | {"gate"}  # verbs that are numbers; the others are yes or no
+PER_SEQUENCE = frozenset({"exit", "gate"})  # one entry per live sequence; the others have one per live row
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Decision:
     """[N] bool: rows that are no longer updated."""
     exit: Tensor | None = None
     """[B] bool: sequences that are answered now."""
+    gate: Tensor | None = None
+    """[B] factor on what both residual branches of this layer (attention, FFN) add to a sequence; 1 is no gate."""
     attention_bias: Tensor | None = None
     """[N] soft drop: added to every attention score on this row, in this layer and all later ones."""
     output_factor: Tensor | None = None
@@ -98,13 +102,13 @@ class Decision:
                     f"Expected one of {able} {state.point} a layer{'' if soft else ' of the packed engine'}, got "
                     f"'{verb}'. Return it from decide() at another point, and soft verbs only while training."
                 )
-            count = state.n_sequences if verb == "exit" else state.n_rows
-            fits = value.is_floating_point() if verb in SOFT else value.dtype == torch.bool
+            count = state.n_sequences if verb in PER_SEQUENCE else state.n_rows
+            fits = value.is_floating_point() if verb in REAL else value.dtype == torch.bool
             if not fits or value.shape != (count,):
                 raise StrettoError(
-                    f"Expected '{verb}' to be a {'float' if verb in SOFT else 'bool'} tensor of shape [{count}], "
+                    f"Expected '{verb}' to be a {'float' if verb in REAL else 'bool'} tensor of shape [{count}], "
                     f"got {value.dtype} {tuple(value.shape)}. Return one entry per live "
-                    f"{'sequence' if verb == 'exit' else 'row'}."
+                    f"{'sequence' if verb in PER_SEQUENCE else 'row'}."
                 )
 
 
@@ -135,6 +139,8 @@ class State:
     """[B] live rows per sequence."""
     spent: Tensor
     """[B] multiply-adds the deciders used since the engine last wrote them down."""
+    gate: Tensor | None = None
+    """[B] the factor on this layer's residual branches, if one was said before it."""
     notes: dict[str, Tensor] = field(default_factory=dict)
     """Per-sequence notes [B, …] a method keeps between layers; they follow the sequences that stay."""
     row_notes: dict[str, Tensor] = field(default_factory=dict)
@@ -204,6 +210,7 @@ class State:
         self.sequence = (keep.cumsum(0) - 1)[self.sequence]
         for name in ("ids", "dial", "lengths", "spent"):
             setattr(self, name, getattr(self, name)[keep])
+        self.gate = None if self.gate is None else self.gate[keep]
         self.notes = {name: note[keep] for name, note in self.notes.items()}
         return index
 

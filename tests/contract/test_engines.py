@@ -31,6 +31,7 @@ class Chances:
     exit: float = 0.0
     restore: bool = False
     by_attention: bool = False
+    gate: bool = False
     protect: frozenset[int] = frozenset()
 
 
@@ -61,6 +62,7 @@ class RandomDecisions(Method):
             return Decision(
                 drop=self.dice(1, state.layer, *rows) < self.chances.drop_before,
                 freeze=self.dice(2, state.layer, *rows) < self.chances.freeze,
+                gate=1.2 * self.dice(5, state.layer, names, torch.zeros_like(names)) if self.chances.gate else None,
             )
         if state.point == "between":
             if self.chances.by_attention:  # keep what receives at least the average attention of its sequence
@@ -133,6 +135,7 @@ CHANCES = st.builds(
     exit=st.sampled_from([0.0, 0.4, 1.0]),
     restore=st.booleans(),
     by_attention=st.booleans(),
+    gate=st.booleans(),
     protect=st.sampled_from([frozenset(), frozenset({1, 4})]),
 )
 
@@ -176,6 +179,7 @@ def test_random_decisions(model_type: str, chances: Chances, seed: int, lengths:
         Chances(drop_between=0.3),
         Chances(drop_between=0.9, by_attention=True),
         Chances(exit=0.4),
+        Chances(gate=True),
         Chances(drop_before=0.2, freeze=0.2, drop_between=0.2, exit=0.2),
     ],
 )
@@ -218,7 +222,7 @@ def test_position_zero_survives_any_decision() -> None:
 
 def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, inputs = tiny_backbone("bert"), random_inputs([9, 30, 17, 5])
-    method = method_for(backbone, Chances(drop_between=0.3, exit=0.2), 4, list(range(4)))
+    method = method_for(backbone, Chances(drop_between=0.3, exit=0.2, gate=True), 4, list(range(4)))
     whole = PackedEngine(backbone).run(inputs, method, 0.0, keep_hidden=True)
     monkeypatch.setattr("stretto.engine.packed.CHUNK_ROWS", 16)
     assert_same(PackedEngine(backbone).run(inputs, method, 0.0, keep_hidden=True), whole)

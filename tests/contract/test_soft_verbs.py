@@ -130,7 +130,9 @@ def test_gradients_flow_into_bias_and_factor() -> None:
 
 def test_the_packed_engine_refuses_soft_verbs() -> None:
     engine, inputs = PackedEngine(tiny_backbone("bert")), batch()
-    with pytest.raises(StrettoError, match=r"'drop', 'freeze'\] before a layer of the packed engine.*'attention_bias'"):
+    with pytest.raises(
+        StrettoError, match=r"'drop', 'freeze', 'gate'\] before a layer of the packed engine.*'attention_bias'"
+    ):
         engine.run(inputs, Scripted(lambda s: Decision(attention_bias=torch.zeros(s.n_rows)), "before"), 0.0)
     with pytest.raises(StrettoError, match=r"'drop'\] between a layer of the packed engine.*soft verbs only while"):
         engine.run(inputs, Scripted(lambda s: Decision(output_factor=torch.ones(s.n_rows)), "between"), 0.0)

@@ -16,9 +16,13 @@ DTYPES = ("float32", "int8")
 
 
 class Product(Protocol):
-    """x [M, in] -> x Wᵀ + b [M, out], then GELU if built with it, then + residual [M, out] if given."""
+    """x [M, in] -> x Wᵀ + b [M, out], then GELU if built with it, then + residual [M, out] if given.
+
+    `add_scaled` is residual + factor (x Wᵀ + b) for a `factor` [M, 1], without activation; a factor of 1 gives the very
+    same bits as no factor."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
+    def add_scaled(self, x: Tensor, residual: Tensor, factor: Tensor) -> Tensor: ...
 
 
 class PlainProduct:
@@ -32,6 +36,9 @@ class PlainProduct:
         if self.activation is not None:
             y = self.activation(y)
         return y if residual is None else y + residual
+
+    def add_scaled(self, x: Tensor, residual: Tensor, factor: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias) * factor + residual
 
 
 class OneDnnProduct:
@@ -50,6 +57,10 @@ class OneDnnProduct:
             return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
         y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.fused, [], "none")
         return y if self.activation is None else self.activation(y)
+
+    def add_scaled(self, x: Tensor, residual: Tensor, factor: Tensor) -> Tensor:
+        # factor (x Wᵀ + b) = (factor x) Wᵀ + (factor - 1) b + b: the product itself stays the fused one
+        return self(x * factor, torch.addcmul(residual, factor - 1, self.bias))
 
 
 class Int8Product:
@@ -70,6 +81,9 @@ class Int8Product:
         if self.activation is not None:
             y = self.activation(y)
         return y if residual is None else y.add_(residual)
+
+    def add_scaled(self, x: Tensor, residual: Tensor, factor: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic(x, self.packed).mul_(factor).add_(residual)
 
 
 def product(*linears: nn.Linear, dtype: str, activation: Callable[[Tensor], Tensor] | None = None) -> Product:

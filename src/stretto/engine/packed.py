@@ -52,6 +52,11 @@ def count_by(sequence: Tensor, state: State) -> Tensor:
     return torch.bincount(sequence, minlength=state.n_sequences)
 
 
+def add_branch(last: Product, x: Tensor, residual: Tensor, gate: Tensor | None) -> Tensor:
+    """The residual plus a branch, which ends with the product `last` and may be gated ([M, 1])."""
+    return last(x, residual) if gate is None else last.add_scaled(x, residual, gate)
+
+
 class PackedLayer:
     """One layer's weights, laid out for the packed matrix."""
 
@@ -73,16 +78,25 @@ class PackedLayer:
     def key_value(self) -> Product:
         return product(self.modules.key, self.modules.value, dtype=self.dtype)
 
-    def finish(self, context: Tensor, residual: Tensor) -> Tensor:
-        """From attention's weighted sums to the layer's output: [M, d], [M, d] -> [M, d]."""
+    def finish(self, context: Tensor, residual: Tensor, gate: Tensor | None) -> Tensor:
+        """From attention's weighted sums to the layer's output: [M, d], [M, d] -> [M, d]; `gate` is [M, 1]."""
+        parts = [part for part in (context, residual, gate) if part is not None]
         if len(context) <= CHUNK_ROWS:
-            return self._finish(context, residual)
-        chunks = zip(context.split(CHUNK_ROWS), residual.split(CHUNK_ROWS), strict=True)
+            return self._finish(*parts)
+        chunks = zip(*(part.split(CHUNK_ROWS) for part in parts), strict=True)
         return torch.cat([self._finish(*chunk) for chunk in chunks])
 
-    def _finish(self, context: Tensor, residual: Tensor) -> Tensor:
-        hidden = self.modules.attention_norm(self.attention_output(context, residual))
-        return self.modules.ffn_norm(self.ffn_out(self.ffn_in(hidden), hidden))
+    def _finish(self, context: Tensor, residual: Tensor, gate: Tensor | None = None) -> Tensor:
+        hidden = self.modules.attention_norm(add_branch(self.attention_output, context, residual, gate))
+        return self.modules.ffn_norm(add_branch(self.ffn_out, self.ffn_in(hidden), hidden, gate))
+
+
+def gate_of(state: State, rows: Tensor | None, like: Tensor) -> Tensor | None:
+    """[M, 1] the gate of each of these rows' sequences (None: all rows), as long as the matrix `like`."""
+    if state.gate is None:
+        return None
+    gates = state.gate.to(like)[state.sequence if rows is None else state.sequence[rows]]
+    return F.pad(gates, (0, len(like) - len(gates)), value=1.0).unsqueeze(1)
 
 
 class PackedEngine:
@@ -132,6 +146,7 @@ class PackedEngine:
         decision = run.ask("before", layer, live)
         keep = run.drop(decision, live)
         run.freeze(decision)
+        run.gate(decision)
         if keep is not None:
             rows = take(rows, run.state.select_rows(keep))
         if (done := run.all_frozen()) is not None:
@@ -162,7 +177,7 @@ class PackedEngine:
             attention.context_of(keep[queries], context)
         run.count(layer, n_query, n_ffn)
         nothing_new = renewed is not None and len(renewed) == 0
-        new = residual if nothing_new else weights.finish(context, residual)
+        new = residual if nothing_new else weights.finish(context, residual, gate_of(state, renewed, residual))
 
         if updated is not None:  # frozen rows keep the state they have
             assert renewed is not None

@@ -8,11 +8,12 @@ all sequences are given up, so that training with dropped tokens is not slower t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stretto.backbones import Backbone
 from stretto.engine.run import Run
@@ -47,6 +48,14 @@ class PaddedTable:
         """[B, T] bool"""
         return self.spread(torch.ones_like(self.column, dtype=torch.bool))
 
+    @property
+    def gate(self) -> Tensor | None:
+        """[B, 1, 1] factor on this layer's residual branches; None if it has no gate."""
+        if self.state.gate is None:
+            return None
+        everyone = self.hidden.new_ones(len(self.hidden))
+        return everyone.index_put((self.state.ids,), self.state.gate.to(everyone)).view(-1, 1, 1)
+
     def spread(self, values: Tensor) -> Tensor:
         """[N] over live rows -> [B, T], zero elsewhere."""
         table = values.new_zeros(self.hidden.shape[:2])
@@ -66,6 +75,22 @@ class PaddedTable:
             values = getattr(self, name)
             narrow = values.new_zeros(len(values), width, *values.shape[2:])
             setattr(self, name, narrow.index_put(self.cells, values[old]))
+
+
+@contextmanager
+def scaled(linear: nn.Linear, factor: Tensor | None) -> Iterator[None]:
+    """Inside, what `linear` puts out is multiplied by `factor` (None: 1).
+
+    With the last Linear of a residual branch that scales the branch: only dropout follows, and a factor may go through
+    it."""
+    if factor is None:
+        yield
+        return
+    hook = linear.register_forward_hook(lambda module, inputs, output: output * factor)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class ReferenceEngine:
@@ -107,6 +132,7 @@ class ReferenceEngine:
         decision = run.ask("before", layer, table.rows)
         keep = run.drop(decision, table.rows)
         run.freeze(decision)
+        run.gate(decision)
         if decision.attention_bias is not None:
             table.bias = table.bias + table.spread(decision.attention_bias)
         if keep is not None:
@@ -125,17 +151,21 @@ class ReferenceEngine:
         renewed = updated if keep is None else updated & keep
         run.count(layer, n_query, torch.bincount(state.sequence[renewed], minlength=state.n_sequences))
 
-        old, table.hidden = table.hidden, self.backbone.attend(layer - 1, table.hidden, bias)
+        modules, gate = self.backbone.modules(layer - 1), table.gate
+        old = table.hidden
+        with scaled(modules.attention_output, gate):
+            table.hidden = self.backbone.attend(layer - 1, table.hidden, bias)
         if decision.output_factor is not None:
             table.hidden = table.hidden * table.spread(decision.output_factor - 1).add(1).unsqueeze(-1)
         # frozen rows keep the state they have: their column of `old` comes back after the FFN
-        if run.any_frozen:
-            frozen = table.spread(state.frozen).unsqueeze(-1)
-            table.hidden = torch.where(frozen, old, self.backbone.feed_forward(layer - 1, table.hidden))
-            table.keep(None if keep is None else state.select_rows(keep))
-        else:  # attention at the old length, the FFN at the new one
-            table.keep(None if keep is None else state.select_rows(keep))
-            table.hidden = self.backbone.feed_forward(layer - 1, table.hidden)
+        with scaled(modules.ffn_out, gate):
+            if run.any_frozen:
+                frozen = table.spread(state.frozen).unsqueeze(-1)
+                table.hidden = torch.where(frozen, old, self.backbone.feed_forward(layer - 1, table.hidden))
+                table.keep(None if keep is None else state.select_rows(keep))
+            else:  # attention at the old length, the FFN at the new one
+                table.keep(None if keep is None else state.select_rows(keep))
+                table.hidden = self.backbone.feed_forward(layer - 1, table.hidden)
 
     def embed(self, inputs: Inputs) -> Tensor:
         """[B, T, d]"""

@@ -148,6 +148,10 @@ class Run:
             self.state.frozen = self.state.frozen | decision.freeze
             self.any_frozen = bool(self.state.frozen.any())
 
+    def gate(self, decision: Decision) -> None:
+        """Said before every layer anew: a layer nobody gates has no gate."""
+        self.state.gate = decision.gate
+
     def all_frozen(self) -> Tensor | None:
         """[B] bool: sequences in which nothing will change any more, or None if there are none."""
         if not self.any_frozen:
