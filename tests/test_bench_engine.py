@@ -162,8 +162,8 @@ def test_drop_schedules_hit_their_factor(shape: str, mix: str, batch: int, facto
     sizes = SHAPES[shape]
     d = sizes["hidden_size"]
     backbone: Any = SimpleNamespace(
-        n_layers=sizes["num_hidden_layers"], d=d, ffn_size=sizes["intermediate_size"], embedding_macs=0,
-        head_macs=d * d + 2 * d, token_head=None,
+        n_layers=sizes["num_hidden_layers"], d=d, ffn_size=sizes["intermediate_size"], relative_rows=0,
+        embedding_macs=0, head_macs=d * d + 2 * d, token_head=None,
     )  # fmt: skip
     lengths = Pool.of(mix, batch, 200, seed=0).lengths
     keep = drop_schedule(factor, lengths, backbone)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from pre_norm import PreNorm, PreNormBackbone, PreNormForTokenClassification
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
@@ -17,6 +18,8 @@ from stretto.state import Inputs
 
 #: One representative of every backbone class and of every model type that shares one.
 ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet")
+#: The same and a pre-LN stack with relative attention, which no Hugging Face model of theirs is.
+STACKS = (*ARCHITECTURES, "pre-norm")
 
 WORDS = (
     "a an the this that it movie film plot story actor scene good great fine bad dull poor never not very "
@@ -48,7 +51,11 @@ def tiny_config(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Any:
 def tiny_encoder(model_type: str, n_labels: int = 3, n_layers: int = 4, head: str = "SequenceClassification") -> Any:
     """A random model with weights large enough that layers and positions matter."""
     torch.manual_seed(0)
-    model = getattr(transformers, f"AutoModelFor{head}").from_config(tiny_config(model_type, n_labels, n_layers))
+    if model_type == "pre-norm":
+        kind = PreNormForTokenClassification if head == "TokenClassification" else PreNorm
+        model: Any = kind(n_labels, n_layers, VOCABULARY)
+    else:
+        model = getattr(transformers, f"AutoModelFor{head}").from_config(tiny_config(model_type, n_labels, n_layers))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -59,7 +66,8 @@ def tiny_encoder(model_type: str, n_labels: int = 3, n_layers: int = 4, head: st
 def tiny_backbone(
     model_type: str, n_labels: int = 3, n_layers: int = 4, head: str = "SequenceClassification"
 ) -> Backbone:
-    return backbone_for(tiny_encoder(model_type, n_labels, n_layers, head))
+    encoder = tiny_encoder(model_type, n_labels, n_layers, head)
+    return PreNormBackbone(encoder) if model_type == "pre-norm" else backbone_for(encoder)
 
 
 def random_inputs(lengths: list[int], seed: int = 0, *, side: str = "right", types: bool = True) -> Inputs:

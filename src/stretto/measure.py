@@ -5,6 +5,7 @@ Per sequence and layer, in multiply-adds (d hidden size, f FFN size):
     d² (n_query + n_ffn + 2 n_key)     projections: query; output; key and value
     + d n_key (n_query + n_ffn)        attention: scores; weighted sums
     + 2 d f n_ffn                      FFN
+    + d r (n_query + n_key)            relative terms, if the attention has them: r rows of each table
 
 A row that is dropped between attention and FFN has its scores computed but no weighted sum and no output
 projection, hence the split. Where nothing is dropped there, n_query = n_ffn and the formula is the usual one.
@@ -22,22 +23,23 @@ from stretto.backbones import Backbone
 from stretto.state import Trace
 
 
-def layer_macs(d: int, f: int, n_query: Tensor, n_key: Tensor, n_ffn: Tensor) -> Tensor:
+def layer_macs(backbone: Backbone, n_query: Tensor, n_key: Tensor, n_ffn: Tensor) -> Tensor:
     """Multiply-adds of one layer, elementwise over tensors of row counts."""
+    d = backbone.d
     projections = d * d * (n_query + n_ffn + 2 * n_key)
-    attention = d * n_key * (n_query + n_ffn)
-    return projections + attention + 2 * d * f * n_ffn
+    attention = d * n_key * (n_query + n_ffn) + d * backbone.relative_rows * (n_query + n_key)
+    return projections + attention + 2 * d * backbone.ffn_size * n_ffn
 
 
 def flops(trace: Trace, backbone: Backbone) -> Tensor:
     """[B] FLOPs executed for each sequence, deciders included."""
-    layers = layer_macs(backbone.d, backbone.ffn_size, trace.n_query, trace.n_key, trace.n_ffn)
+    layers = layer_macs(backbone, trace.n_query, trace.n_key, trace.n_ffn)
     return 2 * (layers.sum(dim=1) + trace.decider_macs)
 
 
 def full_flops(lengths: Tensor, backbone: Backbone) -> Tensor:
     """[B] FLOPs of the full model on unpadded sequences of these lengths ([B]), final head included."""
-    layer = layer_macs(backbone.d, backbone.ffn_size, lengths, lengths, lengths)
+    layer = layer_macs(backbone, lengths, lengths, lengths)
     answers = 1 if backbone.token_head is None else lengths
     return 2 * (backbone.n_layers * layer + lengths * backbone.embedding_macs + answers * backbone.head_macs)
 

@@ -81,8 +81,10 @@ def replay(backbone: Backbone, method: Method, recording: Recording, dial: float
         ids = run.state.ids
         for counted in (run.trace.n_query, run.trace.n_key, run.trace.n_ffn):
             counted[ids, layer - 1] = recording.lengths[ids]
-        at_end = layer == backbone.n_layers
-        run.after(layer, recording.first[ids] if at_end else recording.pooled[ids, layer - 1])
+        if layer == backbone.n_layers:
+            run.answer(torch.ones_like(ids, dtype=torch.bool), recording.first[ids])
+        else:
+            run.after(layer, recording.pooled[ids, layer - 1])
         if run.finished:
             break
     return run.output()

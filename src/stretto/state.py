@@ -256,4 +256,5 @@ class Output:
     """[B, C]; for tasks that answer every token [B, T, C], column = position."""
     trace: Trace
     hidden: Tensor | None = None
-    """[B, T, d] last state of each token, column = position; zeros where a token was dropped and not restored."""
+    """[B, T, d] last state of each token as the head reads it, column = position; zeros where a token was dropped and
+    not restored."""

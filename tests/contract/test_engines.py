@@ -10,7 +10,7 @@ import torch
 from executed import executed_flops
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import ARCHITECTURES, random_inputs, tiny_backbone, uses_types
+from tiny import STACKS, random_inputs, tiny_backbone, uses_types
 from torch import nn
 
 from stretto.engine.packed import PackedEngine
@@ -104,7 +104,7 @@ def part(output: Output, index: int) -> Output:
     return Output(output.logits[index : index + 1], trace, hidden)
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", STACKS)
 def test_every_layer_equals_hugging_face(model_type: str) -> None:
     backbone = tiny_backbone(model_type)
     inputs = random_inputs([9, 5, 1, 12, 5], types=uses_types(model_type))
@@ -140,7 +140,7 @@ CHANCES = st.builds(
 )
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", STACKS)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(chances=CHANCES, seed=st.integers(0, 99), lengths=st.lists(st.integers(1, 14), min_size=1, max_size=5))
 def test_random_decisions(model_type: str, chances: Chances, seed: int, lengths: list[int]) -> None:
@@ -183,11 +183,13 @@ def test_random_decisions(model_type: str, chances: Chances, seed: int, lengths:
         Chances(drop_before=0.2, freeze=0.2, drop_between=0.2, exit=0.2),
     ],
 )
-def test_the_ledger_counts_what_every_verb_executes(chances: Chances) -> None:
-    backbone = tiny_backbone("bert")
+@pytest.mark.parametrize("model_type", ["bert", "pre-norm"])
+def test_the_ledger_counts_what_every_verb_executes(model_type: str, chances: Chances) -> None:
+    backbone = tiny_backbone(model_type)
     lengths = [9, 5, 30, 5, 17]
     method = method_for(backbone, chances, 4, list(range(len(lengths))))
-    executed, output = executed_flops(PackedEngine(backbone), random_inputs(lengths), method, 0.0)
+    inputs = random_inputs(lengths, types=uses_types(model_type))
+    executed, output = executed_flops(PackedEngine(backbone), inputs, method, 0.0)
     assert executed == pytest.approx(int(flops(output.trace, backbone).sum()), rel=0.01)
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pre_norm
 import pytest
 import torch
 from scripted import Scripted, silent
-from tiny import ARCHITECTURES, random_inputs, tiny_backbone, uses_types
+from tiny import STACKS, random_inputs, tiny_backbone, uses_types
 from torch import Tensor
 
 from stretto.backbones import Backbone
@@ -35,20 +36,28 @@ def run(engine: Any, inputs: Inputs, method: Scripted) -> Tensor:
 
 
 def gated_layer(backbone: Backbone, layer: int, rows: Tensor, gate: float) -> Tensor:
-    """The formula from the layer's modules, for the [n, d] rows of one sequence: LN(h + p f(h)), twice."""
-    modules = backbone.modules(layer)
+    """The formula from the layer's modules, for the [n, d] rows of one sequence.
+
+    Twice LN(h + p f(h)), or h + p f(LN(h)) in pre-LN layers."""
+    modules, pre = backbone.modules(layer), backbone.pre_norm
+    read = modules.attention_norm(rows) if pre else rows
     q, k, v = (
-        linear(rows).view(len(rows), backbone.n_heads, -1) for linear in (modules.query, modules.key, modules.value)
+        linear(read).view(len(rows), backbone.n_heads, -1) for linear in (modules.query, modules.key, modules.value)
     )
     scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
     bias = backbone.position_bias(len(rows))
+    if modules.relative is not None:
+        bias = pre_norm.relative_terms(modules.relative, q, k)
     weights = (scores if bias is None else scores + bias).softmax(dim=-1)
     context = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
-    hidden = modules.attention_norm(rows + gate * modules.attention_output(context))
-    return modules.ffn_norm(hidden + gate * modules.ffn_out(modules.activation(modules.ffn_in(hidden))))
+    hidden = rows + gate * modules.attention_output(context)
+    hidden = hidden if pre else modules.attention_norm(hidden)
+    inner = modules.activation(modules.ffn_in(modules.ffn_norm(hidden) if pre else hidden))
+    hidden = hidden + gate * modules.ffn_out(inner)
+    return hidden if pre else modules.ffn_norm(hidden)
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize("engine_class", ENGINES)
 def test_a_gate_scales_both_branches_of_its_layer_alone(engine_class: Any, model_type: str) -> None:
     backbone, inputs = tiny_backbone(model_type, n_layers=3), batch(model_type)
@@ -62,11 +71,11 @@ def test_a_gate_scales_both_branches_of_its_layer_alone(engine_class: Any, model
         states = ReferenceEngine(backbone).hidden_states(inputs)
         for index, length in enumerate(LENGTHS):
             rows = gated_layer(backbone, 1, states[1][index, :length], float(gates[index]))
-            expected = gated_layer(backbone, 2, rows, 1.0)
+            expected = backbone.for_head(gated_layer(backbone, 2, rows, 1.0))
             torch.testing.assert_close(got[index, :length], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize("engine_class", [*ENGINES, lambda backbone: PackedEngine(backbone, "int8")])
 def test_gates_of_one_change_no_bit(engine_class: Any, model_type: str) -> None:
     engine, inputs = engine_class(tiny_backbone(model_type)), batch(model_type)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stretto.backbones.albert import Albert
-from stretto.backbones.base import Backbone, LayerModules
+from stretto.backbones.base import Backbone, LayerModules, RelativeTerms
 from stretto.backbones.bert import Bert, Electra, Roberta
 from stretto.backbones.distilbert import DistilBert
 from stretto.backbones.mpnet import MPNet
@@ -23,4 +23,4 @@ def backbone_for(model: Any) -> Backbone:
     return BACKBONES[model.config.model_type](model)
 
 
-__all__ = ["BACKBONES", "Backbone", "LayerModules", "backbone_for"]
+__all__ = ["BACKBONES", "Backbone", "LayerModules", "RelativeTerms", "backbone_for"]

@@ -1,6 +1,7 @@
 """What the engines need to know about an architecture: its modules by role, and its few peculiarities.
 
-Every supported architecture is a stack of post-LN layers: LN(h + attention(h)), then LN(h + FFN(h)).
+Every supported architecture is a stack of post-LN layers: LN(h + attention(h)), then LN(h + FFN(h)), or of pre-LN
+layers: h + attention(LN(h)), then h + FFN(LN(h)), with perhaps one more norm behind the last.
 A backbone hands out the Hugging Face modules themselves; nothing is copied.
 """
 
@@ -12,6 +13,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class RelativeTerms:
+    """What attention scores get by relative position: q_i·key_table[r] + k_j·query_table[r], r = clip(j - i).
+
+    They are divided by √head_dim with q_i·k_j. The positions are those in the input, whatever was dropped between."""
+
+    key_table: Tensor
+    """[2 D + 1, head_dim] from distance -D to D; clip() keeps to these and counts from -D."""
+    query_table: Tensor
+    """[2 D + 1, head_dim]"""
 
 
 @dataclass(frozen=True)
@@ -27,6 +40,7 @@ class LayerModules:
     activation: Callable[[Tensor], Tensor]
     ffn_out: nn.Linear
     ffn_norm: nn.LayerNorm
+    relative: RelativeTerms | None = None
 
 
 class Backbone(ABC):
@@ -34,6 +48,8 @@ class Backbone(ABC):
 
     model_types: ClassVar[tuple[str, ...]]
     """`config.model_type` values this class serves."""
+    pre_norm: ClassVar[bool] = False
+    """Whether a layer's norms stand before attention and FFN, inside the residual branches, instead of behind them."""
 
     def __init__(self, model: Any) -> None:
         self.model = model  # the Hugging Face …ForSequenceClassification, …ForTokenClassification, …
@@ -44,6 +60,8 @@ class Backbone(ABC):
         self.d = int(self.config.hidden_size)
         self.n_heads = int(self.config.num_attention_heads)
         self.ffn_size = self.modules(0).ffn_in.out_features
+        relative = self.modules(0).relative
+        self.relative_rows = 0 if relative is None else len(relative.key_table)
         self.n_labels = int(self.config.num_labels)
         self.token_head: nn.Linear | None = token_head(model)
         """The head of a model that answers every token; None if it answers sequences."""
@@ -60,8 +78,10 @@ class Backbone(ABC):
         """All [b, n] -> [b, n, d]. The packed engine calls it with b = 1 and the rows of many sequences."""
         return self.encoder.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=positions)
 
-    def attend(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
-        """Attention block with residual and norm: [B, T, d], additive bias [B, 1 or heads, 1 or T, T]."""
+    def attend(self, layer: int, hidden: Tensor, bias: Tensor, positions: Tensor) -> Tensor:
+        """Attention block with residual and norm: [B, T, d], additive bias [B, 1 or heads, 1 or T, T].
+
+        `positions` ([B, T], in the input) are for relative terms; what `position_bias` says is in the bias."""
         return self.layers[layer].attention(hidden, attention_mask=bias)[0]
 
     def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
@@ -72,16 +92,25 @@ class Backbone(ABC):
         """[heads, length, length] added to attention scores by relative position, or None."""
         return None
 
+    @property
+    def final_norm(self) -> nn.LayerNorm | None:
+        """A norm between the last layer a row goes through and the model's head, or None."""
+        return None
+
+    def for_head(self, rows: Tensor) -> Tensor:
+        """Rows behind their last layer as the head reads them: […, d] -> […, d]."""
+        return rows if self.final_norm is None else self.final_norm(rows)
+
     @abstractmethod
     def head_modules(self) -> list[nn.Module]:
         """The modules of the sequence head (their cost is counted)."""
 
     @abstractmethod
     def classify(self, first_rows: Tensor) -> Tensor:
-        """The sequence head on the states of position 0: [B, d] -> [B, C]."""
+        """The sequence head on the states of position 0 (see `for_head`): [B, d] -> [B, C]."""
 
     def label_tokens(self, rows: Tensor) -> Tensor:
-        """The token head on any rows: […, d] -> […, C]."""
+        """The token head on any rows (see `for_head`): […, d] -> […, C]."""
         assert self.token_head is not None
         dropout = getattr(self.model, "dropout", None)
         return self.token_head(rows if dropout is None else dropout(rows))

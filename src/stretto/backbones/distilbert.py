@@ -33,7 +33,7 @@ class DistilBert(Backbone):
     def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
         return self.encoder.embeddings(input_ids, position_ids=positions)
 
-    def attend(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
+    def attend(self, layer: int, hidden: Tensor, bias: Tensor, positions: Tensor) -> Tensor:
         block = self.layers[layer]
         return block.sa_layer_norm(block.attention(hidden, attention_mask=bias)[0] + hidden)
 

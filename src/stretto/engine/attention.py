@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stretto.backbones import RelativeTerms
+
 
 @dataclass(frozen=True)
 class Group:
@@ -32,6 +34,12 @@ class Group:
     def keys(self, packed: Tensor, heads: int) -> Tensor:
         """[N_key, d] -> [count, heads, n_key, d / heads] (a view)."""
         return self._split(packed, self.key_start, self.n_key, heads)
+
+    def positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
+        """[N_query], [N_key] -> [count, n_query], [count, n_key] (views)."""
+        q = q_position[self.query_start : self.query_start + self.count * self.n_query]
+        k = k_position[self.key_start : self.key_start + self.count * self.n_key]
+        return q.view(self.count, -1), k.view(self.count, -1)
 
     def _split(self, packed: Tensor, start: int, length: int, heads: int) -> Tensor:
         rows = packed[start : start + self.count * length]
@@ -54,11 +62,17 @@ def groups(n_query: list[int], n_key: list[int]) -> Iterator[Group]:
         first = last
 
 
-def position_biases(group: Group, table: Tensor, q_position: Tensor, k_position: Tensor) -> Tensor:
-    """[count, heads, n_query, n_key] from a [heads, T, T] table and the packed positions of queries and keys."""
-    q = q_position[group.query_start : group.query_start + group.count * group.n_query].view(group.count, -1)
-    k = k_position[group.key_start : group.key_start + group.count * group.n_key].view(group.count, -1)
-    return table[:, q[:, :, None], k[:, None, :]].transpose(0, 1)
+def relative_scores(terms: RelativeTerms, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor) -> Tensor:
+    """(q_i·key_table[r] + k_j·query_table[r]) / √head_dim, r = clip(j - i).
+
+    [b, heads, n_query, head_dim], [b, heads, n_key, head_dim], [b, n_query], [b, n_key] -> [b, heads, n_query, n_key].
+    Every query and key meets every row of its table once; which of the products belongs to (i, j) is looked up."""
+    farthest = len(terms.key_table) // 2
+    distance = (k_position[:, None, :] - q_position[:, :, None]).clamp(-farthest, farthest) + farthest
+    index = distance.unsqueeze(1).expand(-1, q.shape[1], -1, -1)  # [b, heads, n_query, n_key]
+    of_query = (q @ terms.key_table.T).gather(3, index)
+    of_key = (k @ terms.query_table.T).gather(3, index.transpose(2, 3)).transpose(2, 3)
+    return (of_query + of_key) / q.shape[-1] ** 0.5
 
 
 @dataclass
@@ -74,6 +88,7 @@ class PackedAttention:
     bias_table: Tensor | None = None  # [heads, T, T] by relative position
     q_position: Tensor | None = None
     k_position: Tensor | None = None
+    relative: RelativeTerms | None = None
 
     @cached_property
     def probabilities(self) -> list[tuple[Group, Tensor]]:
@@ -114,7 +129,16 @@ class PackedAttention:
                 written += rows
 
     def _bias(self, group: Group) -> Tensor | None:
-        if self.bias_table is None:
+        """[count, heads, n_query, n_key] to be added to the scaled scores, or None."""
+        if self.bias_table is None and self.relative is None:
             return None
         assert self.q_position is not None and self.k_position is not None
-        return position_biases(group, self.bias_table, self.q_position, self.k_position)
+        q_position, k_position = group.positions(self.q_position, self.k_position)
+        bias = None
+        if self.bias_table is not None:
+            bias = self.bias_table[:, q_position[:, :, None], k_position[:, None, :]].transpose(0, 1)
+        if self.relative is not None:
+            q, k = group.queries(self.q, self.heads), group.keys(self.k, self.heads)
+            terms = relative_scores(self.relative, q, k, q_position, k_position)
+            bias = terms if bias is None else bias + terms
+        return bias

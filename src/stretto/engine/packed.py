@@ -61,7 +61,7 @@ class PackedLayer:
     """One layer's weights, laid out for the packed matrix."""
 
     def __init__(self, backbone: Backbone, layer: int, dtype: str) -> None:
-        self.modules, self.dtype, self.d = backbone.modules(layer), dtype, backbone.d
+        self.modules, self.dtype, self.pre_norm = backbone.modules(layer), dtype, backbone.pre_norm
         self.attention_output = product(self.modules.attention_output, dtype=dtype)
         self.ffn_in = product(self.modules.ffn_in, dtype=dtype, activation=self.modules.activation)
         self.ffn_out = product(self.modules.ffn_out, dtype=dtype)
@@ -78,6 +78,10 @@ class PackedLayer:
     def key_value(self) -> Product:
         return product(self.modules.key, self.modules.value, dtype=self.dtype)
 
+    def attention_input(self, rows: Tensor) -> Tensor:
+        """[M, d] -> [M, d]: what queries, keys and values are made of."""
+        return self.modules.attention_norm(rows) if self.pre_norm else rows
+
     def finish(self, context: Tensor, residual: Tensor, gate: Tensor | None) -> Tensor:
         """From attention's weighted sums to the layer's output: [M, d], [M, d] -> [M, d]; `gate` is [M, 1]."""
         parts = [part for part in (context, residual, gate) if part is not None]
@@ -87,8 +91,11 @@ class PackedLayer:
         return torch.cat([self._finish(*chunk) for chunk in chunks])
 
     def _finish(self, context: Tensor, residual: Tensor, gate: Tensor | None = None) -> Tensor:
-        hidden = self.modules.attention_norm(add_branch(self.attention_output, context, residual, gate))
-        return self.modules.ffn_norm(add_branch(self.ffn_out, self.ffn_in(hidden), hidden, gate))
+        modules, hidden = self.modules, add_branch(self.attention_output, context, residual, gate)
+        if self.pre_norm:
+            return add_branch(self.ffn_out, self.ffn_in(modules.ffn_norm(hidden)), hidden, gate)
+        hidden = modules.attention_norm(hidden)
+        return modules.ffn_norm(add_branch(self.ffn_out, self.ffn_in(hidden), hidden, gate))
 
 
 def gate_of(state: State, rows: Tensor | None, like: Tensor) -> Tensor | None:
@@ -193,12 +200,15 @@ class PackedEngine:
         bias_table: Tensor | None,
     ) -> PackedAttention:  # fmt: skip
         state, d = run.state, self.backbone.d
+        read = weights.attention_input(rows)
         if updated is None:
-            q, k, v = weights.qkv(rows).split(d, dim=1)
+            q, k, v = weights.qkv(read).split(d, dim=1)
             q_position = state.position
         else:
-            q = weights.query(take(rows, updated))
-            k, v = weights.key_value(rows).split(d, dim=1)
+            q = weights.query(take(read, updated))
+            k, v = weights.key_value(read).split(d, dim=1)
             q_position = state.position[updated]
-        sizes = n_query.tolist(), state.lengths.tolist()
-        return PackedAttention(q, k, v, *sizes, self.backbone.n_heads, bias_table, q_position, state.position)
+        return PackedAttention(
+            q, k, v, n_query.tolist(), state.lengths.tolist(), self.backbone.n_heads,
+            bias_table, q_position, state.position, weights.modules.relative,
+        )  # fmt: skip

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones import Backbone
+from stretto.engine.attention import relative_scores
 from stretto.engine.run import Run
 from stretto.state import Inputs, Output, State
 
@@ -100,14 +101,18 @@ class ReferenceEngine:
     def hidden_states(self, inputs: Inputs, depth: int | None = None, embedded: Tensor | None = None) -> list[Tensor]:
         """Nothing decided: [B, T, d] after the embeddings and after each of the first `depth` layers (default: all).
 
+        After the last layer it is what the head reads, as in Hugging Face's `hidden_states`.
         `embedded` ([B, T, d]) may stand in for the embeddings' own output."""
         hidden = self.embed(inputs) if embedded is None else embedded
         visible = inputs.attention_mask.bool()
         bias = self._bias(inputs.positions, visible, hidden.new_zeros(visible.shape))
         states = [hidden]
         for layer in range(self.backbone.n_layers if depth is None else depth):
-            hidden = self.backbone.feed_forward(layer, self.backbone.attend(layer, hidden, bias))
+            attended = self.backbone.attend(layer, hidden, bias, inputs.positions)
+            hidden = self.backbone.feed_forward(layer, attended)
             states.append(hidden)
+        if len(states) > self.backbone.n_layers:
+            states[-1] = self.backbone.for_head(hidden)
         return states
 
     def run(
@@ -145,7 +150,7 @@ class ReferenceEngine:
         bias = self._bias(table.position, table.live, table.bias)
         updated = ~state.frozen
         n_query = torch.bincount(state.sequence[updated], minlength=state.n_sequences)
-        received = partial(self._attention_received, layer, table.hidden, bias, table.spread(updated), table.cells)
+        received = partial(self._attention_received, layer, table, bias, table.spread(updated))
         decision = run.ask("between", layer, table.rows, attention_received=received)
         keep = run.drop(decision, table.rows)
         renewed = updated if keep is None else updated & keep
@@ -154,7 +159,7 @@ class ReferenceEngine:
         modules, gate = self.backbone.modules(layer - 1), table.gate
         old = table.hidden
         with scaled(modules.attention_output, gate):
-            table.hidden = self.backbone.attend(layer - 1, table.hidden, bias)
+            table.hidden = self.backbone.attend(layer - 1, table.hidden, bias, table.position)
         if decision.output_factor is not None:
             table.hidden = table.hidden * table.spread(decision.output_factor - 1).add(1).unsqueeze(-1)
         # frozen rows keep the state they have: their column of `old` comes back after the FFN
@@ -182,13 +187,16 @@ class ReferenceEngine:
         relative = table[:, position[:, :, None], position[:, None, :]]  # [heads, B, T, T]
         return bias + relative.transpose(0, 1)
 
-    def attention(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
+    def attention(self, layer: int, hidden: Tensor, bias: Tensor, position: Tensor) -> Tensor:
         """[B, heads, T, T] probabilities of layer `layer` (from 1): how much each row (third axis) attends to each."""
         modules, heads = self.backbone.modules(layer - 1), self.backbone.n_heads
+        read = modules.attention_norm(hidden) if self.backbone.pre_norm else hidden
         query, key = (
-            linear(hidden).unflatten(-1, (heads, -1)).transpose(1, 2) for linear in (modules.query, modules.key)
+            linear(read).unflatten(-1, (heads, -1)).transpose(1, 2) for linear in (modules.query, modules.key)
         )
         scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + bias
+        if modules.relative is not None:
+            scores = scores + relative_scores(modules.relative, query, key, position, position)
         return scores.softmax(dim=-1)
 
     @torch.no_grad()
@@ -198,11 +206,10 @@ class ReferenceEngine:
         states = self.hidden_states(inputs)
         bias = self._bias(inputs.positions, visible, states[0].new_zeros(visible.shape))
         for layer, hidden in enumerate(states[:-1], start=1):
-            yield self.attention(layer, hidden, bias)
+            yield self.attention(layer, hidden, bias, inputs.positions)
 
     @torch.no_grad()  # scores only rank
-    def _attention_received(
-        self, layer: int, hidden: Tensor, bias: Tensor, queries: Tensor, cells: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """[N]: attention paid to the rows in `cells` by the rows in `queries` ([B, T] bool), summed over heads."""
-        return (self.attention(layer, hidden, bias) * queries[:, None, :, None]).sum(dim=(1, 2))[cells]
+    def _attention_received(self, layer: int, table: PaddedTable, bias: Tensor, queries: Tensor) -> Tensor:
+        """[N]: attention paid to the live rows by the rows in `queries` ([B, T] bool), summed over heads."""
+        probabilities = self.attention(layer, table.hidden, bias, table.position)
+        return (probabilities * queries[:, None, :, None]).sum(dim=(1, 2))[table.cells]

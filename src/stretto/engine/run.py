@@ -140,7 +140,7 @@ class Run:
         if not bool(dropped.any()):
             return None
         if self.method.restore or self.answers_tokens:
-            self._shelve(dropped, rows)
+            self._shelve(dropped, self.backbone.for_head(rows))
         return ~dropped
 
     def freeze(self, decision: Decision) -> None:
@@ -173,6 +173,10 @@ class Run:
         """Sequences `leaving` ([B] bool) are answered by `logits` ([leaving, C]), or by the final head if None.
 
         Returns the indices of the rows that stay."""
+        return self.answer(leaving, self.backbone.for_head(rows), logits)
+
+    def answer(self, leaving: Tensor, rows: Tensor, logits: Tensor | None = None) -> Tensor:
+        """`leave` with rows as the head reads them."""
         ids = self.state.ids[leaving]
         if logits is None and not self.answers_tokens:  # tokens are answered in the end, all together
             self.trace.decider_macs[ids] += self.backbone.head_macs
@@ -207,5 +211,6 @@ class Run:
         return Output(self.logits, self.trace, hidden)
 
     def _shelve(self, which: Tensor, rows: Tensor) -> None:
+        """Set rows aside, as the head reads them."""
         if self.shelf is not None:
             self.shelf[self.state.row_ids[which]] = rows[which]
