@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stretto.methods.adapler import AdapLeR
+from stretto.methods.alberta import ALBERTa
 from stretto.methods.base import Dial, Method, Pass, Shape, Stage, TrainingBatch
 from stretto.methods.branchynet import BranchyNet
 from stretto.methods.constant_ratio import ConstantRatio
@@ -19,7 +20,7 @@ from stretto.registry import Registry
 
 ALL: tuple[type[Method], ...] = (
     Full, StaticDepth, ConstantRatio,
-    DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE,
+    DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE, ALBERTa,
     PowerBERT, LengthAdaptive, AdapLeR,
 )  # fmt: skip
 

@@ -33,6 +33,8 @@ class Dial:
     """Values worth trying, from dearest to cheapest; cost never rises along them."""
     upper: float = float("inf")
     lower: float = 0.0
+    trained: float | None = None
+    """The dearest value of the sweep that was trained, if that is not off: what the default dial is compared with."""
 
     def check(self, value: float | Tensor) -> None:
         values = torch.as_tensor(value, dtype=torch.float64)

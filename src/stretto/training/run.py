@@ -77,7 +77,9 @@ def train(
     if is_main_process():
         points = sweep(model, dev_data, progress=progress, encoded=encoded["dev"])
         model.operating_points = [point.to_json() for point in points]
-        model.dial = cheapest_within(points).dial
+        trained = model.method.dial.trained
+        first = 0 if trained is None else model.method.dial.sweep.index(trained)
+        model.dial = cheapest_within(points[first:]).dial
         model.provenance = plan.provenance()
         model.save_pretrained(output)
         for finished in work.glob("[0-9]-*"):

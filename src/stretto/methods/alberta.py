@@ -1,0 +1,161 @@
+"""ALBERTa: a look at the lower layers decides how much each upper layer may add, and where to stop.
+
+The first k layers run as they are. From what they made of the first token, a structure predictor shares out a
+probability among the upper (adaptive) layers: that this many of them are needed. Summed up from the top it becomes a
+gate for each layer, a factor on what its attention and its FFN add; gates fall from layer to layer. While training all
+layers run with their gates, so that the task's loss alone teaches the predictor; when serving, a sequence leaves before
+the first layer whose gate is too small, and the model's own head answers.
+
+Li, Li, Wang: *From Static to Dynamic: A Deeper, Faster, and Adaptive Language Modeling Approach* (ALBERTa).
+
+    probs = softmax(MLP(h_k of the first token))                        -> `StructurePredictor`
+    RevPC: reverse, cumulate, reverse: p_i = Σ_{j>=i} probs_j, p_1 = 1  -> `revpc`
+    H̃ = LN(H + p_i Attn(H)), H' = LN(H̃ + p_i FFN(H̃))                    -> `Decision.gate`, which the engines apply
+    run adaptive layer i while p_i >= γ                                 -> `ALBERTa.decide`
+    L = task loss + μ mean(Σ_i p_i)                                     -> `ALBERTa.learn`
+
+Differs from the paper: wrapped around any encoder that was pretrained without gates. In post-LN layers the gate stands
+inside the norm, as above; the paper's are pre-LN, H + p_i Attn(LN(H)), and so are gated where the backbone's are. An
+encoder that learned to use all its layers is not urged to do with fewer, so a penalty μ on the sum of gates is added
+(0: as published), and the predictor starts with all gates almost open. A sequence leaves as a whole, so tasks that
+answer every token work too: the token head reads the states they have then.
+
+Dial: γ, the gate below which a layer is not run. 0 runs all layers with their gates, as in training. Off is -1: gates
+are ignored and the full model answers as plain transformers would; after training with gates that is a comparison, not
+the model that was trained. The predictor is run and counted there too, so that cost never rises along the dial.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from stretto.errors import StrettoError
+from stretto.methods.base import Dial, Method, Shape, Stage, TrainingBatch
+from stretto.state import Decision, State
+from stretto.tasks import Task
+
+IGNORED, GATED = -1.0, 0.0  # dials at which all layers run, without and with their gates
+
+
+@dataclass(frozen=True)
+class ALBERTaConfig:
+    num_train_epochs: float = 3
+    """Epochs of ordinary fine-tuning (the first stage)."""
+    learning_rate: float = 5e-5
+    """Learning rate of ordinary fine-tuning."""
+    gate_epochs: float = 3
+    """Epochs of training with gates (the second stage)."""
+    gate_learning_rate: float = 3e-5
+    """Learning rate of the backbone in the second stage."""
+    predictor_learning_rate: float = 1e-3
+    """Learning rate of the structure predictor."""
+    static_layers: int = 0
+    """k: layers that always run, without a gate; 0 means a third of them."""
+    depth_penalty: float = 0.02
+    """μ: what a fully open gate must be worth in loss; 0 as published."""
+    predictor_size: int = 64
+    """Hidden size of the structure predictor."""
+    initial_gate: float = 0.95
+    """About how far the last layer's gate is open when training starts."""
+    early_exit: bool = True
+    """Whether sequences leave by the dial; without, all layers run with their gates."""
+    revpc: bool = True
+    """Whether gates are cumulated, so that they fall from layer to layer; without, each is a sigmoid of its own."""
+
+
+def revpc(probabilities: Tensor) -> Tensor:
+    """[…, A] that sum to 1 -> […, A] gates p_i = Σ_{j>=i} probabilities_j: reverse, cumulate, reverse. p_1 is 1."""
+    gates = probabilities.flip(-1).cumsum(dim=-1).flip(-1)
+    return torch.cat([torch.ones_like(gates[..., :1]), gates[..., 1:]], dim=-1)  # the sum itself may be 1 - 1e-7
+
+
+class StructurePredictor(nn.Module):
+    """[B, d] first tokens after layer k -> [B, A] gates of the adaptive layers."""
+
+    def __init__(self, d: int, size: int, n_adaptive: int, initial_gate: float, cumulated: bool) -> None:
+        super().__init__()
+        self.cumulated = cumulated
+        self.hidden, self.out = nn.Linear(d, size), nn.Linear(size, n_adaptive)
+        self.macs = d * size + size * n_adaptive  # for one sequence
+        open_wide = math.log(initial_gate / (1 - initial_gate))
+        with torch.no_grad():
+            if cumulated:  # the last of A logits gets that share of the softmax when the others are 0
+                self.out.bias.zero_()
+                self.out.bias[-1] = open_wide + math.log(max(n_adaptive - 1, 1))
+            else:
+                self.out.bias.fill_(open_wide)
+
+    def forward(self, first_rows: Tensor) -> Tensor:
+        logits = self.out(nn.functional.gelu(self.hidden(first_rows))).float()
+        return revpc(logits.softmax(dim=-1)) if self.cumulated else logits.sigmoid()
+
+
+class ALBERTa(Method):
+    name = "alberta"
+    Config = ALBERTaConfig
+    points = frozenset({"before", "after"})
+    tasks = ("classification", "regression", "tokens", "span")
+    dial = Dial(
+        "gate", "leave before the first layer whose gate is below this; 0 runs all layers gated, -1 all without gates",
+        off=IGNORED, sweep=(IGNORED, *(step / 20 for step in range(21))), lower=IGNORED, upper=1.0,
+        trained=GATED,
+    )  # fmt: skip
+
+    def __init__(self, config: ALBERTaConfig, shape: Shape, task: Task) -> None:
+        super().__init__(config, shape, task)
+        self.static_layers = config.static_layers or max(shape.n_layers // 3, 1)
+        if not 1 <= self.static_layers < shape.n_layers:
+            raise StrettoError(
+                f"Expected static_layers between 1 and {shape.n_layers - 1}, got {config.static_layers} for "
+                f"{shape.n_layers} layers. Leave at least one layer to be gated."
+            )
+        if not 0 < config.initial_gate < 1:
+            raise StrettoError(f"Expected initial_gate between 0 and 1, got {config.initial_gate}. Try 0.95.")
+        if not config.early_exit:
+            self.dial = Dial(
+                "gate", "0 runs all layers with their gates, -1 all without",
+                off=IGNORED, sweep=(IGNORED, GATED), lower=IGNORED, upper=GATED,
+                trained=GATED,
+            )  # fmt: skip
+        n_adaptive = shape.n_layers - self.static_layers
+        self.predictor = StructurePredictor(
+            shape.d, config.predictor_size, n_adaptive, config.initial_gate, config.revpc
+        )
+        self.watched: list[Tensor] | None = None  # gates [B, A] of a training pass, for the penalty
+
+    def decide(self, state: State) -> Decision | None:
+        adaptive = state.layer - self.static_layers  # which of the adaptive layers this is, from 1
+        if state.point == "before":
+            if adaptive < 1 or bool((state.dial < 0).all()):
+                return None
+            return Decision(gate=torch.where(state.dial < 0, 1.0, state.notes["gates"][:, adaptive - 1]))
+        if adaptive < 0:
+            return None
+        if adaptive == 0:
+            state.notes["gates"] = self.predictor(state.first_rows)
+            state.spend(self.predictor.macs)
+            if self.watched is not None:
+                self.watched.append(state.notes["gates"])
+        following = state.notes["gates"][:, adaptive]  # of the next layer
+        return Decision(exit=following < state.dial.to(following))
+
+    def stages(self) -> list[Stage]:
+        config = self.config
+        gates = Stage(
+            "gates", config.gate_epochs, config.gate_learning_rate, config.predictor_learning_rate,
+            decides=True, dials=(GATED,),
+        )  # fmt: skip
+        return [self.finetuning(), gates]
+
+    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
+        self.watched = []
+        try:
+            logits = batch.run(GATED).logits
+            (gates,) = self.watched
+        finally:
+            self.watched = None
+        return self.task.loss(logits, batch.labels).mean() + self.config.depth_penalty * gates.sum(dim=1).mean()

@@ -1,0 +1,200 @@
+"""The equations of ALBERTa on numbers computed by hand, and the two paths (training, serving) that must be one."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from scripted import Scripted
+from tiny import TAGS, random_inputs, tiny_model
+from torch import Tensor, nn
+
+from stretto.engine.reference import ReferenceEngine
+from stretto.errors import StrettoError
+from stretto.methods.alberta import GATED, IGNORED, StructurePredictor, revpc
+from stretto.methods.base import TrainingBatch
+from stretto.state import Decision, State
+from stretto.tasks import Tokens
+
+LENGTHS = [5, 9, 12]  # rising: both engines then keep the order, and the fixed gates find their sequences
+#: Gates of the three adaptive layers (of four, the first is static), sums of powers of two, one line per sequence.
+GATES = torch.tensor([[1.0, 0.875, 0.5], [1.0, 0.625, 0.625], [1.0, 0.25, 0.125]])
+
+
+class FixedGates(nn.Module):
+    """In the place of the predictor: what the test says."""
+
+    macs = 0
+
+    def forward(self, first_rows: Tensor) -> Tensor:
+        return GATES[: len(first_rows)]
+
+
+def model_with_fixed_gates(**settings: Any) -> Any:
+    model = tiny_model("alberta", **settings)
+    model.method.predictor = FixedGates()
+    return model
+
+
+def test_revpc() -> None:
+    probabilities = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
+    expected = torch.tensor([[1.0, 0.9, 0.7, 0.4], [1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(revpc(probabilities), expected)
+    assert torch.equal(revpc(torch.tensor([[1.0]])), torch.ones(1, 1))
+
+
+def test_the_initial_gate_is_one_and_gates_never_rise() -> None:
+    torch.manual_seed(0)
+    gates = revpc(torch.randn(500, 11).softmax(dim=-1))  # sums of eleven floats are not all exactly 1
+    assert (gates[:, 0] == 1).all()
+    assert (gates.diff(dim=1) <= 1e-6).all()
+
+
+def test_the_predictor_is_an_mlp_on_the_first_token() -> None:
+    predictor = StructurePredictor(d=2, size=1, n_adaptive=3, initial_gate=0.5, cumulated=True)
+    with torch.no_grad():
+        predictor.hidden.weight.copy_(torch.tensor([[1.0, -1.0]]))
+        predictor.hidden.bias.zero_()
+        predictor.out.weight.copy_(torch.tensor([[0.0], [1.0], [0.0]]))
+        predictor.out.bias.zero_()
+        got = predictor(torch.tensor([[3.0, 1.0]]))
+    x = 2 * 0.5 * (1 + math.erf(2 / math.sqrt(2)))  # GELU(3 - 1)
+    total = 1 + math.exp(x) + 1
+    torch.testing.assert_close(got, torch.tensor([[1.0, (math.exp(x) + 1) / total, 1 / total]]))
+    assert predictor.macs == 2 * 1 + 1 * 3
+
+
+@pytest.mark.parametrize("cumulated", [True, False])
+def test_training_starts_with_open_gates(cumulated: bool) -> None:
+    predictor = StructurePredictor(d=8, size=4, n_adaptive=5, initial_gate=0.9, cumulated=cumulated)
+    nn.init.zeros_(predictor.out.weight)
+    gates = predictor(torch.randn(3, 8))
+    if cumulated:  # a tenth is shared by the other four
+        torch.testing.assert_close(gates, torch.tensor([1.0, 0.975, 0.95, 0.925, 0.9]).expand(3, 5))
+    else:
+        torch.testing.assert_close(gates, torch.full((3, 5), 0.9))
+
+
+def test_without_revpc_each_gate_is_a_sigmoid_of_its_own() -> None:
+    predictor = tiny_model("alberta", revpc=False).method.predictor
+    nn.init.zeros_(predictor.out.weight)
+    with torch.no_grad():
+        predictor.out.bias.copy_(torch.tensor([0.0, 2.0, -2.0]))  # gates may rise
+    got = predictor(torch.randn(2, 32))
+    torch.testing.assert_close(got, torch.tensor([0.5, 1 / (1 + math.exp(-2)), 1 / (1 + math.exp(2))]).expand(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("gamma", "depths"),
+    [
+        (IGNORED, [4, 4, 4]), (GATED, [4, 4, 4]), (0.1, [4, 4, 4]), (0.125, [4, 4, 4]), (0.2, [4, 4, 3]),
+        (0.25, [4, 4, 3]), (0.26, [4, 4, 2]), (0.5, [4, 4, 2]), (0.51, [3, 4, 2]), (0.625, [3, 4, 2]),
+        (0.63, [3, 2, 2]), (0.875, [3, 2, 2]), (0.9, [2, 2, 2]), (1.0, [2, 2, 2]),
+    ],
+)  # fmt: skip
+def test_a_sequence_leaves_exactly_before_the_initial_gate_below_gamma(gamma: float, depths: list[int]) -> None:
+    """Layer 1 is static; adaptive layer i runs while p_i >= γ."""
+    output = model_with_fixed_gates().run(random_inputs(LENGTHS), gamma)
+    assert output.trace.depth.tolist() == depths
+
+
+@pytest.mark.parametrize("task", [None, Tokens(TAGS)])
+def test_who_leaves_is_answered_by_the_models_own_head_from_the_gated_states(task: Any) -> None:
+    model, inputs = model_with_fixed_gates(task=task), random_inputs(LENGTHS)
+    backbone, valid = model.backbone, inputs.attention_mask.bool()
+    output = model.run(inputs, 0.6)
+    assert output.trace.depth.tolist() == [3, 4, 2]
+
+    def gate(state: State) -> Decision:
+        return Decision(gate=torch.ones(state.n_sequences) if state.layer == 1 else GATES[state.ids, state.layer - 2])
+
+    with torch.no_grad():
+        for index, depth in enumerate(output.trace.depth.tolist()):
+            skipped = tuple(range(depth + 1, 5))  # as if the other layers were not there
+            run = ReferenceEngine(backbone).run(inputs, Scripted(gate, "before"), 0.0, skip=skipped, keep_hidden=True)
+            assert run.hidden is not None
+            here = valid[index]
+            if task is None:
+                got, expected = output.logits[index], backbone.classify(run.hidden[index, :1])[0]
+            else:
+                got, expected = output.logits[index, here], backbone.label_tokens(run.hidden[index, here])
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def training_batch(model: Any) -> tuple[TrainingBatch, list[Tensor]]:
+    """A batch as the learner gives it to a method, and the logits of every run of it."""
+    inputs, seen = random_inputs(LENGTHS), []
+
+    def run(dial: float) -> Any:
+        output = model.reference.run(inputs, model.method, dial)
+        seen.append(output.logits)
+        return output
+
+    return TrainingBatch(inputs, torch.tensor([0, 1, 1]), run, step=0, epoch=0.0), seen
+
+
+def test_serving_with_gamma_zero_is_the_training_path() -> None:
+    model = tiny_model("alberta")
+    nn.init.normal_(model.method.predictor.out.weight, std=2.0)  # gates that differ
+    batch, seen = training_batch(model)
+    model.method.learn(model.method.stages()[1], batch)
+    (trained,) = seen
+    served = model.run(batch.inputs, GATED)
+    torch.testing.assert_close(served.logits, trained, atol=1e-5, rtol=1e-5)
+    assert served.trace.depth.tolist() == [4, 4, 4]
+    assert not torch.allclose(served.logits, model.run(batch.inputs, IGNORED).logits, atol=1e-3)
+
+
+def test_the_loss_is_the_tasks_and_the_penalty_on_the_sum_of_gates() -> None:
+    free, penalised = (model_with_fixed_gates(depth_penalty=penalty) for penalty in (0.0, 0.5))
+    (batch, seen), (same, _) = training_batch(free), training_batch(penalised)
+    loss = free.method.learn(free.method.stages()[1], batch)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(seen[0], batch.labels))
+    mean_sum = (2.375 + 2.25 + 1.375) / 3
+    added = penalised.method.learn(penalised.method.stages()[1], same) - loss
+    assert float(added.detach()) == pytest.approx(0.5 * mean_sum, rel=1e-4)
+
+
+def test_the_task_alone_teaches_the_predictor() -> None:
+    model = tiny_model("alberta", depth_penalty=0.0)
+    batch, _ = training_batch(model)
+    model.method.learn(model.method.stages()[1], batch).backward()
+    for parameter in model.method.predictor.parameters():
+        assert parameter.grad is not None
+        assert bool(parameter.grad.any())
+
+
+def test_without_early_exit_all_layers_run_gated() -> None:
+    model, full = model_with_fixed_gates(early_exit=False), model_with_fixed_gates()
+    assert model.method.dial.sweep == (IGNORED, GATED)
+    inputs = random_inputs(LENGTHS)
+    assert torch.equal(model.run(inputs, GATED).logits, full.run(inputs, GATED).logits)
+    with pytest.raises(StrettoError, match=r"dial 'gate' between -1 and 0, got 0\.5"):
+        model.run(inputs, 0.5)
+
+
+def test_off_is_the_plain_model_whatever_the_gates() -> None:
+    model, inputs = model_with_fixed_gates(), random_inputs(LENGTHS)
+    named = {name: getattr(inputs, name) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    with torch.no_grad():
+        expected = copy.deepcopy(model.encoder)(**named).logits
+    torch.testing.assert_close(model.run(inputs, IGNORED).logits, expected, atol=1e-5, rtol=1e-5)
+    mixed = model.run(inputs, torch.tensor([GATED, IGNORED, 0.9]))  # each sequence by its own dial
+    torch.testing.assert_close(mixed.logits[1], expected[1], atol=1e-5, rtol=1e-5)
+    assert mixed.trace.depth.tolist() == [4, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"static_layers": 4}, "static_layers between 1 and 3, got 4 for 4 layers"),
+        ({"static_layers": -1}, "static_layers between 1 and 3, got -1"),
+        ({"initial_gate": 1.0}, r"initial_gate between 0 and 1, got 1\.0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrettoError, match=message):
+        tiny_model("alberta", **settings)
