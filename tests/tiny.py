@@ -36,10 +36,12 @@ def tiny_config(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Any:
     }  # fmt: skip
     if model_type == "distilbert":
         sizes.update(dim=32, n_heads=4, n_layers=n_layers, hidden_dim=64)
-    if model_type in ("electra", "albert"):
+    if model_type in ("electra", "albert", "alberta"):
         sizes.update(embedding_size=16)
-    if model_type == "albert":
+    if model_type in ("albert", "alberta"):
         sizes.update(num_hidden_groups=2)
+    if model_type == "alberta":
+        sizes.update(max_relative_distance=5)  # shorter than most texts
     if model_type == "mpnet":
         sizes.update(pad_token_id=1, relative_attention_num_buckets=32)
     if model_type in ("bert", "electra", "albert"):

@@ -1,6 +1,7 @@
 """stretto: fewer tokens, fewer layers, same answers.
 
-Importing this package is light: torch and transformers are loaded when a name is first used.
+Importing this package is light: torch and transformers are loaded when a name is first used. From then on the Auto
+classes of transformers know our own architectures too.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from stretto import architectures
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ _HOMES = {
 }
 
 __all__ = ["AdaptiveModel", "OperatingPoint", "Prediction", "StrettoError", "sweep", "train"]
+
+architectures.announce()
 
 
 def __getattr__(name: str) -> Any:
