@@ -15,6 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from stretto.backbones import BACKBONES
 from stretto.bench.report import Target, engine_targets
 from stretto.cli.describe import describe, flag
 from stretto.methods import METHODS, Shape
+from stretto.pretraining import DEFAULTS as PRETRAINING_DEFAULTS
 from stretto.tasks import Classification
 from stretto.training import DEFAULTS
 from stretto.view.tables import markdown_table
@@ -152,14 +154,14 @@ def recipe_table() -> str:
     return markdown_table(rows)
 
 
-def defaults_table() -> str:
+def defaults_table(ours: dict[str, Any]) -> str:
     """Our defaults where they are not those of `TrainingArguments`."""
     from transformers import TrainingArguments
 
     theirs = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     rows = [
         {"setting": f"`{name}`", "here": plain(value), "Hugging Face": plain(theirs[name])}
-        for name, value in DEFAULTS.items()
+        for name, value in ours.items()
         if plain(value) != plain(theirs[name])
     ]
     return markdown_table(rows)
@@ -195,7 +197,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "engine-cells": engine_table,
     "methods": method_table,
     "method-sections": method_sections,
-    "defaults": defaults_table,
+    "defaults": partial(defaults_table, DEFAULTS),
+    "pretraining-defaults": partial(defaults_table, PRETRAINING_DEFAULTS),
     "backbones": backbone_table,
 }
 MARKED = re.compile(r"(<!-- ([\w-]+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)

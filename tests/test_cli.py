@@ -18,7 +18,8 @@ from stretto.methods import METHODS
 from stretto.training import StageTrainer
 
 VERBS = [
-    "train", "evaluate", "search", "predict", "explain", "rationales", "bench engine", "bench model", "methods", "demo",
+    "pretrain", "train", "evaluate", "search", "predict", "explain", "rationales", "bench engine", "bench model",
+    "methods", "demo",
 ]  # fmt: skip
 
 

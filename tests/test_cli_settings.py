@@ -33,7 +33,7 @@ def test_flags_are_told_from_options_and_arguments() -> None:
         ("--modle", "Did you mean --model"),
         ("--sede", "Did you mean --seed"),
         ("--output-dir", "which stretto sets"),
-        ("--zzzzzz", r"got --zzzzzz\. `stretto train --help`"),
+        ("--zzzzzz", r"got --zzzzzz\. `--help`"),
     ],
 )
 def test_unknown_flags_are_guessed(flag: str, answer: str) -> None:

@@ -82,6 +82,7 @@ def make_world(folder: Path) -> None:
     pairs = [(reviews[i][0], reviews[i + 1 + i % 3][0], ("no", "yes")[i % 2]) for i in range(24)]
     write_rows(folder / "pairs.tsv", ["premise", "hypothesis", "gold"], pairs, "\t")
     write_rows(folder / "similarity.csv", ["text_a", "text_b", "score"], [(a, b, len(a) % 6) for a, b, _ in pairs])
+    (folder / "corpus.txt").write_text("".join(f"{text}\n" for text, _ in reviews), encoding="utf-8")
     (folder / "names.jsonl").write_text(jsonl(*tagging_rows(tiny_tagging(24))))
     (folder / "questions.jsonl").write_text(jsonl(*question_rows(tiny_questions(24, no_answer=True))))
     encoders = {"bert-base-uncased": tiny_encoder("bert"), "roberta-base": tiny_encoder("roberta")}

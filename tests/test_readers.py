@@ -54,6 +54,13 @@ def test_where_is_the_line_on_which_a_row_begins(tmp_path: Path) -> None:
     assert [record.where for record in records] == [f"{path}:3", f"{path}:5"]
 
 
+@pytest.mark.parametrize("name", ["r.txt", "R.TXT", "r.txt.gz"])
+def test_lines_of_text(tmp_path: Path, name: str) -> None:
+    source = write(tmp_path / name, "a film\r\n\n{not json\n")
+    assert pairs(source, labelled=False) == [(("a film",), None), (("",), None), (("{not json",), None)]
+    assert pairs(source, labelled=False, columns=Columns(text="line"))[0] == (("a film",), None)
+
+
 def test_parquet(tmp_path: Path) -> None:
     path = tmp_path / "r.parquet"
     datasets.Dataset.from_dict({"text": ["a", ""], "label": [1, 0], "other": [[1], []]}).to_parquet(path)
@@ -207,7 +214,7 @@ def test_hidden_hub_labels_count_as_missing(tmp_path: Path) -> None:
         ("r.jsonl", '{"text": "a", "label": NaN}', [":1: expected a label in 'label', got none"]),
         ("r.jsonl", jsonl({"text": "a", "label": [0, 1]}), [":1: expected a word or a number", "[0, 1]", "--label"]),
         ("r.parquet", "text,label\n", [": expected a parquet file, got ", "again"]),
-        ("r.txt", "a\n", [": expected a name ending in .csv", "got 'r.txt'", "'-'"]),
+        ("r.md", "a\n", [": expected a name ending in .csv", "got 'r.md'"]),
         ("r.gz", "a\n", [": expected a name ending in .csv", "got 'r.gz'"]),
     ],
 )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stretto.folder import Folder
+    from stretto.pretraining import Summary
     from stretto.tasks import Task
 
 
@@ -51,4 +52,34 @@ Default dial: {folder.dial:g}. Cost is the fraction of the full model's FLOPs, d
 ## How it was made
 
 {provenance}
+"""
+
+
+def pretraining_card(model: Any, summary: Summary) -> str:
+    """The card of a folder with no task yet."""
+    config = model.config
+    per_group = config.num_hidden_layers // config.num_hidden_groups
+    return f"""---
+library_name: stretto
+tags: [stretto, {config.model_type}, fill-mask]
+---
+
+# {config.model_type}, pretrained with stretto
+
+{config.num_hidden_groups} groups of {per_group} layers, {config.hidden_size} wide, \
+{summary.parameters:,} parameters, {summary.vocabulary:,} tokens in its vocabulary.
+
+Masked language model of {summary.texts:,} texts ({summary.tokens:,} tokens), {summary.epochs:g} epochs, \
+{summary.steps:,} steps, seed {summary.seed}. Perplexity of hidden words in {summary.held_out_texts:,} held-out texts: \
+{summary.perplexity:.2f}.
+
+```python
+import stretto  # makes the architecture known
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+model = AutoModelForMaskedLM.from_pretrained("this folder")
+tokenizer = AutoTokenizer.from_pretrained("this folder")
+```
+
+`stretto train DATA --model "this folder" --output …` fine-tunes it.
 """

@@ -144,7 +144,7 @@ def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: 
         ) from error
 
 
-def load_tokenizer(name_or_path: str, task: Task) -> Any:
+def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
     """The tokenizer. Where one tells words by the space before them, those of the task `tokens` must get that space."""
     try:
         if Path(name_or_path).is_dir() and not any(find(name_or_path, file) for file in TOKENIZER_FILES):

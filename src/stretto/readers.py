@@ -4,6 +4,7 @@ Formats, by the name's ending (`.gz` may follow all but .parquet):
   .csv             comma-separated with a header, quoted as spreadsheets do; a quoted field may span lines
   .tsv             the same with tabs ("excel-tab": a field that begins with " is quoted)
   .jsonl, .json    one JSON object per line; blank lines are skipped
+  .txt             each line is itself the text; an empty line is an empty text
   .parquet
   -                stdin; a line that begins with { is a JSON object, any other line is itself the text
   owner/name       a dataset of the Hugging Face hub, or owner/name:config; or a folder from `save_to_disk`
@@ -39,7 +40,7 @@ class Table:
 
 
 def open_table(source: str, split: str | None = None, text_column: str = "text") -> Table:
-    """Open `source`; `split` is for hub datasets, `text_column` names the plain lines of stdin."""
+    """Open `source`; `split` is for hub datasets, `text_column` names the plain lines of stdin and .txt."""
     path = Path(source)
     if source != "-" and (path.is_dir() or (not path.exists() and _looks_like_hub_id(source))):
         return _dataset(source, split)
@@ -54,10 +55,12 @@ def open_table(source: str, split: str | None = None, text_column: str = "text")
     kind = _kind(path)
     if kind == ".parquet":
         return _parquet(source)
+    if kind == ".txt":
+        return Table(_txt_rows(source, text_column))
     if kind not in _ROWS_OF:
         raise StrettoError(
-            f"{source}: expected a name ending in .csv, .tsv, .jsonl or .json (also with .gz) or .parquet, "
-            f"got '{path.name}'. Rename or convert the file; plain lines of text can be piped in as '-'."
+            f"{source}: expected a name ending in .csv, .tsv, .jsonl, .json or .txt (also with .gz) or .parquet, "
+            f"got '{path.name}'. Rename or convert the file."
         )
     return Table(_ROWS_OF[kind](source))
 
@@ -77,7 +80,7 @@ def _kind(path: Path) -> str:
 
 
 def _looks_like_hub_id(source: str) -> bool:
-    is_data_file = _kind(Path(source)) in (*_ROWS_OF, ".parquet")  # "data/train.csv" is a path
+    is_data_file = _kind(Path(source)) in (*_ROWS_OF, ".txt", ".parquet")  # "data/train.csv" is a path
     return not is_data_file and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?", source) is not None
 
 
@@ -157,6 +160,11 @@ def _jsonl_rows(source: str) -> Iterator[Row]:
     for number, line in enumerate(_lines(source), start=1):
         if line.strip():
             yield f"{source}:{number}", _json_object(f"{source}:{number}", line)
+
+
+def _txt_rows(source: str, text_column: str) -> Iterator[Row]:
+    for number, line in enumerate(_lines(source), start=1):
+        yield f"{source}:{number}", {text_column: line.rstrip("\r\n")}
 
 
 def _stdin_rows(lines: Iterable[str], text_column: str) -> Iterator[Row]:

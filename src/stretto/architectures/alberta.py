@@ -141,6 +141,10 @@ class AlbertaModel(AlbertaPreTrainedModel):
         """The layers in the order they run; one stands in the list as often as its group has layers."""
         return [self.groups[self.config.group_of(layer)] for layer in range(self.config.num_hidden_layers)]  # type: ignore[misc]
 
+    def distances_of(self, positions: Tensor) -> Tensor | None:
+        """[B, T] -> [B, T, T] for the relative terms; None without them."""
+        return distances(positions, self.config.max_relative_distance) if self.config.use_relative else None
+
     def forward(
         self,
         input_ids: Tensor,
@@ -157,7 +161,7 @@ class AlbertaModel(AlbertaPreTrainedModel):
         positions = token_positions(mask) if position_ids is None else position_ids
         hidden = self.embeddings(input_ids, token_type_ids, positions)
         bias = hidden.new_zeros(mask.shape).masked_fill(mask == 0, torch.finfo(hidden.dtype).min)[:, None, None, :]
-        distance = distances(positions, self.config.max_relative_distance) if self.config.use_relative else None
+        distance = self.distances_of(positions)
         stream = [hidden]
         for layer in self.layers:
             hidden = layer(hidden, bias, distance)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from stretto.cli import bench, demo, describe, evaluate, explain, predict, rationales, search, train
+from stretto.cli import bench, demo, describe, evaluate, explain, predict, pretrain, rationales, search, train
 from stretto.cli.verbs import TERMINATED, Verb, Verbs, examples
 
 __all__ = ["app", "main"]
@@ -25,6 +25,7 @@ benches = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 
+app.command("pretrain", cls=pretrain.PretrainVerb, epilog=examples(pretrain.EXAMPLES))(pretrain.pretrain)
 app.command("train", cls=train.TrainVerb, epilog=examples(train.EXAMPLES))(train.train)
 app.command("evaluate", cls=Verb, epilog=examples(evaluate.EXAMPLES))(evaluate.evaluate)
 app.command("search", cls=Verb, epilog=examples(search.EXAMPLES))(search.search)

@@ -56,10 +56,14 @@ def field_types(cls: Any) -> dict[str, Any]:
 # ---- flags to settings -------------------------------------------------------------------------------------
 
 
-def take_flags(args: list[str], options: Mapping[str, bool]) -> tuple[list[str], dict[str, str]]:
+def take_flags(
+    args: list[str], options: Mapping[str, bool], known: Mapping[str, Any] | None = None
+) -> tuple[list[str], dict[str, str]]:
     """Split a command line into what its declared options take and the settings: (the rest, {name: text}).
 
-    `options` names the declared options and says of each whether a value follows it."""
+    `options` names the declared options and says of each whether a value follows it; `known` are the settings there
+    are and their types (without it all)."""
+    known = all_types() if known is None else known
     rest: list[str] = []
     settings: dict[str, str] = {}
     queue = list(args)
@@ -73,10 +77,10 @@ def take_flags(args: list[str], options: Mapping[str, bool]) -> tuple[list[str],
             if options.get(flag) and not has_value and queue:
                 rest.append(queue.pop(0))
             continue
-        name, positive = setting_name(flag, options)
+        name, positive = setting_name(flag, options, known)
         if has_value:
             settings[name] = value
-        elif is_bool(all_types()[name]):
+        elif is_bool(known[name]):
             explicit = positive and queue and queue[0].lower() in (*TRUE, *FALSE)
             settings[name] = queue.pop(0) if explicit else str(positive).lower()
         elif queue and not queue[0].startswith("--"):
@@ -86,10 +90,9 @@ def take_flags(args: list[str], options: Mapping[str, bool]) -> tuple[list[str],
     return rest, settings
 
 
-def setting_name(flag: str, options: Iterable[str] = ()) -> tuple[str, bool]:
+def setting_name(flag: str, options: Iterable[str], known: Mapping[str, Any]) -> tuple[str, bool]:
     """The setting a flag names, and False for `--no-…` of a yes-or-no setting."""
     name = flag.removeprefix("--").replace("-", "_")
-    known = all_types()
     if name in known:
         return name, True
     positive = name.removeprefix("no_")
@@ -106,8 +109,8 @@ def unknown_setting(flag: str, known: Iterable[str]) -> StrettoError:
     close = difflib.get_close_matches(flag, list(known), n=1)
     guess = f"Did you mean {close[0]}? " if close else ""
     return StrettoError(
-        f"Expected an option of `stretto train`, a setting of the method or a name of TrainingArguments, got {flag}. "
-        f"{guess}`stretto train --help` and `stretto methods NAME` list them."
+        f"Expected an option of the command, a setting of the method or a name of TrainingArguments, got {flag}. "
+        f"{guess}`--help` and `stretto methods NAME` list them."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typer import Argument, Option
 
 from stretto.cli.options import SOURCES, Label, Split, Text, TextB
 from stretto.cli.output import is_main_process, point_formats, point_rows, say, words, worth_showing
-from stretto.cli.settings import sort_settings, take_flags
+from stretto.cli.settings import all_types, sort_settings, take_flags
 from stretto.cli.verbs import Verb
 from stretto.errors import StrettoError
 
@@ -73,9 +74,13 @@ class TrainVerb(Verb):
                 for option in self.get_params(ctx)
                 for flag in (*option.opts, *option.secondary_opts)
             }
-            args, settings = take_flags(args, takes_value)
+            args, settings = take_flags(args, takes_value, self.known())
             args = [*(part for name, value in settings.items() for part in ("--set", f"{name}={value}")), *args]
         return super().parse_args(ctx, args)
+
+    def known(self) -> Mapping[str, Any]:
+        """The settings there are, and their types."""
+        return all_types()
 
 
 def train(

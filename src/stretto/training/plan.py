@@ -48,13 +48,7 @@ class Plan:
     ) -> None:
         if train_data.labels is None or dev_data.labels is None:
             raise StrettoError("Expected labelled training and dev data, got unlabelled. Name the label column.")
-        known = {field.name for field in dataclasses.fields(TrainingArguments)} - {"output_dir"}
-        unknown = sorted(set(arguments) - known)
-        if unknown:
-            raise StrettoError(
-                f"Expected names of transformers.TrainingArguments, got {', '.join(unknown)}. "
-                "See the Hugging Face documentation for the list."
-            )
+        check_names(arguments)
         self.arguments = {**DEFAULTS, **arguments}
         self.model, self.stages = model, stages
         self.sizes = {"train": len(train_data), "dev": len(dev_data)}
@@ -91,15 +85,29 @@ class Plan:
         }
 
     def check(self, work: Path) -> None:
-        """Refuse to go on with the checkpoints of another plan."""
-        path, text = work / "plan.json", json.dumps(self.written(), indent=2, default=str)
-        if path.exists() and path.read_text(encoding="utf-8") != text:
-            raise StrettoError(
-                f"Expected the unfinished training in '{work}' to follow the same plan, got other settings or data. "
-                f"Delete '{work}' to start anew, or choose another output."
-            )
-        if is_main_process():
-            work.mkdir(parents=True, exist_ok=True)
-            unfinished = work / "plan.json.part"  # in one move: another process may be reading it
-            unfinished.write_text(text, encoding="utf-8")
-            unfinished.replace(path)
+        hold_to_plan(work, self.written())
+
+
+def check_names(arguments: dict[str, Any]) -> None:
+    known = {field.name for field in dataclasses.fields(TrainingArguments)} - {"output_dir"}
+    unknown = sorted(set(arguments) - known)
+    if unknown:
+        raise StrettoError(
+            f"Expected names of transformers.TrainingArguments, got {', '.join(unknown)}. "
+            "See the Hugging Face documentation for the list."
+        )
+
+
+def hold_to_plan(work: Path, plan: dict[str, Any]) -> None:
+    """Write the plan down; refuse to go on with the checkpoints of another one."""
+    path, text = work / "plan.json", json.dumps(plan, indent=2, default=str)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise StrettoError(
+            f"Expected the unfinished training in '{work}' to follow the same plan, got other settings or data. "
+            f"Delete '{work}' to start anew, or choose another output."
+        )
+    if is_main_process():
+        work.mkdir(parents=True, exist_ok=True)
+        unfinished = work / "plan.json.part"  # in one move: another process may be reading it
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments, set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from stretto.data import Dataset
 from stretto.encoding import Encoded, EncodedDataset, collate
@@ -105,6 +105,12 @@ def logs_in(folder: Path) -> Iterator[None]:
             os.environ[LOGS] = before
 
 
+def last_checkpoint(folder: Path) -> str | None:
+    """The last one that is whole: a kill may have cut one short, and what `Trainer` writes last is its state."""
+    whole = [state.parent for state in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")]
+    return str(max(whole, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]))) if whole else None
+
+
 def run_stage(
     model: AdaptiveModel,
     stage: Stage,
@@ -153,7 +159,7 @@ def run_stage(
     trainer.remove_callback(ProgressCallback if progress else PrinterCallback)
     if progress:
         trainer.add_callback(StageProgress)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
+    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     if is_main_process():
         partial = folder / "partial.safetensors"
         save_file({name: value.contiguous() for name, value in model.state_dict().items()}, partial)

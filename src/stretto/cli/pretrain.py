@@ -1,0 +1,166 @@
+"""`stretto pretrain`: plain texts in, an encoder of our own architecture out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from stretto.cli.options import Json, Split
+from stretto.cli.output import STDOUT, is_main_process, say, write_json
+from stretto.cli.settings import parse, training_types
+from stretto.cli.train import TrainVerb, check_arguments
+from stretto.errors import StrettoError
+
+if TYPE_CHECKING:
+    from stretto.data import Dataset
+
+EXAMPLES = """
+stretto pretrain corpus.txt my-encoder --vocab-size 8000                   # also learns a WordPiece tokenizer
+stretto pretrain corpus.txt.gz my-encoder --tokenizer bert-base-uncased
+stretto pretrain articles.jsonl my-encoder --text body --vocab-size 8000 --cased --max-length 256
+stretto pretrain corpus.txt wide --vocab-size 8000 --hidden-size 256 --num-hidden-layers 12 --num-train-epochs 20
+stretto pretrain corpus.txt my-encoder --vocab-size 8000 --no-relative     # an ablation
+stretto train reviews.csv --model my-encoder --method alberta --output reviews-model
+
+Further flags: every name of transformers.TrainingArguments, such as --num-train-epochs 5, --max-steps 1000,
+--learning-rate 5e-4, --per-device-train-batch-size 64, --save-steps 100, --seed 1, --report-to tensorboard.
+An interrupted run goes on where it was when the same command is given again.
+"""
+
+
+class PretrainVerb(TrainVerb):
+    """Takes the names of TrainingArguments out of the command line."""
+
+    def known(self) -> Mapping[str, Any]:
+        return training_types()
+
+
+def pretrain(
+    text_file: Annotated[str, Argument(metavar="TEXT", help="A text per line (.txt) or row (.jsonl, .csv); or .gz.")],
+    output: Annotated[str, Argument(metavar="OUTPUT", help="Folder for the encoder.")],
+    tokenizer: Annotated[str | None, Option(help="Folder or hub name with a tokenizer to use.")] = None,
+    vocab_size: Annotated[int | None, Option(min=1, help="Learn a WordPiece tokenizer with so many entries.")] = None,
+    cased: Annotated[bool, Option("--cased", help="The tokenizer learned tells A from a.")] = False,
+    text: Annotated[str | None, Option(help="Column of the text, if its name is unusual.")] = None,
+    split: Split = None,
+    held_out: Annotated[float, Option(help="Part of the texts to measure perplexity on.")] = 0.05,
+    max_length: Annotated[int, Option(min=1, help="Longest input in tokens; longer texts are cut in pieces.")] = 128,
+    hidden_size: Annotated[int, Option(min=1, help="Width.")] = 128,
+    embedding_size: Annotated[int, Option(min=1, help="Width of the token embeddings.")] = 64,
+    num_hidden_layers: Annotated[int, Option(min=1, help="Layers in all.")] = 9,
+    num_hidden_groups: Annotated[int, Option(min=1, help="Groups; the layers of one share parameters.")] = 3,
+    num_attention_heads: Annotated[int, Option(min=1, help="Attention heads.")] = 4,
+    intermediate_size: Annotated[int, Option(min=1, help="Width of the FFN.")] = 512,
+    max_relative_distance: Annotated[int, Option(min=1, help="Distances beyond this count as this.")] = 32,
+    absolute: Annotated[bool, Option("--absolute/--no-absolute", help="Absolute positions.")] = True,
+    relative: Annotated[bool, Option("--relative/--no-relative", help="Relative positions.")] = True,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace a finished encoder.")] = False,
+    json: Json = None,
+    settings: Annotated[list[str] | None, Option("--set", help="name=value.", hidden=True)] = None,
+) -> None:
+    """Pretrain an encoder (ALBERTa's own architecture) on plain text, as a masked language model.
+
+    Some of the texts are held out; the perplexity of words hidden in them is measured on the way and in the end."""
+    kinds = training_types()
+    loose = dict(pair.partition("=")[::2] for pair in settings or [])
+    arguments = {name: parse(name, value, kinds[name]) for name, value in loose.items()}
+    sizes = {
+        "hidden_size": hidden_size, "embedding_size": embedding_size, "num_hidden_layers": num_hidden_layers,
+        "num_hidden_groups": num_hidden_groups, "num_attention_heads": num_attention_heads,
+        "intermediate_size": intermediate_size, "max_position_embeddings": max_length,
+        "max_relative_distance": max_relative_distance, "use_absolute": absolute, "use_relative": relative,
+    }  # fmt: skip
+    if (tokenizer is None) == (vocab_size is None):
+        came = "both" if tokenizer else "neither"
+        raise StrettoError(f"Expected either --tokenizer or --vocab-size, got {came}. Choose or learn a tokenizer.")
+    check_output(output, overwrite)
+
+    from transformers import set_seed
+
+    from stretto.architectures.alberta import AlbertaForMaskedLM
+    from stretto.architectures.alberta_config import AlbertaConfig
+    from stretto.data import split_off
+    from stretto.folder import quiet_transformers
+    from stretto.pretraining import DEFAULTS
+    from stretto.pretraining import pretrain as pretrain_model
+
+    AlbertaConfig(**sizes)  # unfit sizes are named before any work is done
+    check_arguments({**DEFAULTS, **arguments})
+    seed = arguments.get("seed", DEFAULTS["seed"])
+    train_data, dev_data = split_off(read_texts(text_file, text, split), held_out, seed)
+    say(f"{len(dev_data)} of {len(train_data) + len(dev_data)} texts are held out to measure perplexity on")
+    with quiet_transformers():
+        used = open_tokenizer(tokenizer, vocab_size, cased, train_data, Path(f"{output}.work") / "tokenizer")
+        set_seed(seed)
+        model = AlbertaForMaskedLM(AlbertaConfig(vocab_size=len(used), pad_token_id=used.pad_token_id, **sizes))
+        try:
+            summary = pretrain_model(model, used, train_data, dev_data, output, progress=is_main_process(), **arguments)
+        except KeyboardInterrupt:
+            say(f"the run is kept in {output}.work; the same command goes on with it")
+            raise
+    if not is_main_process():
+        return
+    if json != STDOUT:
+        print(
+            f"Saved to {output}: {summary.parameters:,} parameters, {summary.vocabulary:,} tokens in its vocabulary.\n"
+            f"Perplexity of hidden words in {summary.held_out_texts} held-out texts: {summary.perplexity:.2f} "
+            f"after {summary.steps} steps.\n\nTry:\n"
+            f"  stretto train DATA.csv --model {output} --method alberta --output my-model"
+        )
+    if json is not None:
+        from dataclasses import asdict
+
+        from stretto.bench.results import versions
+
+        write_json(
+            json, {"data": text_file, "output": output, **asdict(summary), "model": sizes, "versions": versions()}
+        )
+
+
+def check_output(output: str, overwrite: bool) -> None:
+    """A finished encoder is only replaced if asked for, anything else never; an unfinished run goes on."""
+    from stretto.pretraining import SUMMARY
+
+    path, work = Path(output), Path(f"{output}.work")
+    if path.exists() and not (path / SUMMARY).exists() and (path.is_file() or any(path.iterdir())):
+        raise StrettoError(
+            f"Expected a new output folder, got '{output}', which holds something else. Choose another name."
+        )
+    if (path / SUMMARY).exists() and not overwrite:
+        raise StrettoError(
+            f"Expected a new output folder, got '{output}', which holds a finished encoder. "
+            "Choose another, or add --overwrite."
+        )
+    if work.is_dir() and any(work.glob("checkpoint-*")):
+        say(f"going on with the unfinished run in {work}")
+
+
+def read_texts(source: str, column: str | None, split: str | None) -> Dataset:
+    """One text per example; blank ones are left out."""
+    from stretto.data import Columns, Dataset, read
+
+    records = read(source, columns=Columns(text=column), split=split, labelled=False)
+    found = [((text,), record.where) for record in records for text in record.texts if text.strip()]
+    if not found:
+        raise StrettoError(f"{source}: expected texts, got blank lines only. Check that the file is complete.")
+    return Dataset([texts for texts, _ in found], None, None, [where for _, where in found])
+
+
+def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: Dataset, learned: Path) -> Any:
+    """The tokenizer named, or one learned from the texts (or by the run that is gone on with, in `learned`)."""
+    from transformers import AutoTokenizer
+
+    from stretto.folder import load_tokenizer, replacing
+    from stretto.pretraining import train_tokenizer
+
+    if name is not None:
+        return load_tokenizer(name)
+    assert vocab_size is not None
+    if not learned.is_dir():
+        say(f"learning a tokenizer from {len(data)} texts")
+        with replacing(learned) as temporary:
+            train_tokenizer([text for (text,) in data.texts], vocab_size, cased=cased).save_pretrained(temporary)
+    return AutoTokenizer.from_pretrained(learned)

@@ -1,0 +1,271 @@
+"""Masked-LM pretraining of our own architectures on plain text.
+
+`pretrain` is resumable, as `stretto.training.train` is: checkpoints are in `OUTPUT.work` until the end, and a run
+started again with the same plan goes on from the last one to the same result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    EvalPrediction,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+from stretto.architectures.alberta import AlbertaForMaskedLM
+from stretto.bench.results import versions
+from stretto.card import pretraining_card
+from stretto.data import Dataset
+from stretto.encoding import IGNORED, collate
+from stretto.errors import StrettoError
+from stretto.folder import quiet_transformers, replacing
+from stretto.journal import dataset_digest
+from stretto.masking import HiddenWords, Order, Vocabulary, Window, cut
+from stretto.training.plan import check_names, hold_to_plan
+from stretto.training.processes import is_main_process, wait_for_all
+from stretto.training.run import LOGS, last_checkpoint, logs_in
+from stretto.view.progress import StageProgress
+
+#: Written last into the folder of a finished pretraining: what it was and how well it went.
+SUMMARY = "pretraining.json"
+
+#: What we set differently from `TrainingArguments`; anything the caller names wins.
+DEFAULTS: dict[str, Any] = {
+    "per_device_train_batch_size": 32,
+    "per_device_eval_batch_size": 64,
+    "num_train_epochs": 10,
+    "learning_rate": 1e-3,
+    "warmup_steps": 0.06,
+    "weight_decay": 0.01,
+    "optim": "adamw_torch_fused",
+    "eval_strategy": "steps",
+    "eval_steps": 0.1,
+    "save_strategy": "steps",
+    "save_steps": 0.05,
+    "logging_steps": 0.05,
+    "save_total_limit": 1,
+    "report_to": "none",
+    "seed": 42,
+}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came out of a pretraining."""
+
+    perplexity: float
+    """exp of the mean loss of the hidden tokens of the held-out texts."""
+    loss: float
+    texts: int
+    held_out_texts: int
+    windows: int
+    tokens: int
+    """Of the texts learned from, special tokens included."""
+    steps: int
+    epochs: float
+    parameters: int
+    vocabulary: int
+    seed: int
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int, *, cased: bool = False) -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer of BERT's kind, learned from `texts`."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if vocab_size <= len(special):
+        raise StrettoError(
+            f"Expected a --vocab-size above {len(special)}, got {vocab_size}. 8000 is a usual small one."
+        )
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
+    )  # fmt: skip
+
+
+def pretrain(
+    model: AlbertaForMaskedLM,
+    tokenizer: Any,
+    train_data: Dataset,
+    held_out: Dataset,
+    output: str | Path,
+    *,
+    progress: bool = True,
+    **arguments: Any,
+) -> Summary:
+    """Teach `model` to tell hidden words of `train_data`, measure it on `held_out`, save both to `output`.
+
+    Long texts are cut into windows of the model's maximum length. `arguments` are `TrainingArguments` by their Hugging
+    Face names."""
+    check_names(arguments)
+    settings, work = {**DEFAULTS, **arguments}, Path(f"{output}.work")
+    check_tokenizer(model, tokenizer)
+    hold_to_plan(
+        work,
+        {
+            "model": model.config.to_dict(),
+            "tokenizer": crc32(tokenizer.backend_tokenizer.to_str().encode()),
+            "arguments": settings,
+            "digests": {"train": dataset_digest(train_data), "held_out": dataset_digest(held_out)},
+        },
+    )
+    seed, longest = settings["seed"], model.config.max_position_embeddings
+    vocabulary = Vocabulary.of(tokenizer)
+    windows = {name: windows_of(data, tokenizer, longest, name) for name, data in
+               (("train", train_data), ("held-out", held_out))}  # fmt: skip
+    set_seed(seed)
+    with logs_in(Path(os.environ.get(LOGS, f"{output}.logs"))):
+        trainer = PretrainingTrainer(
+            model=Learner(model),
+            args=TrainingArguments(
+                output_dir=str(work),
+                disable_tqdm=not progress,
+                remove_unused_columns=False,
+                label_names=["labels"],
+                use_cpu=model.device.type == "cpu",
+                **settings,
+            ),
+            train_dataset=HiddenWords(windows["train"], vocabulary, seed),
+            eval_dataset=HiddenWords(windows["held-out"], vocabulary, seed),
+            data_collator=collate(tokenizer.pad_token_id),
+            compute_metrics=perplexity,
+        )
+        trainer.remove_callback(ProgressCallback if progress else PrinterCallback)
+        if progress:
+            trainer.add_callback(StageProgress)
+        trainer.train(resume_from_checkpoint=last_checkpoint(work))
+        measured = trainer.evaluate()
+    summary = Summary(
+        perplexity=measured["eval_perplexity"],
+        loss=math.log(measured["eval_perplexity"]),
+        texts=len(train_data),
+        held_out_texts=len(held_out),
+        windows=len(windows["train"]),
+        tokens=sum(len(window.ids) for window in windows["train"]),
+        steps=trainer.state.global_step,
+        epochs=round(float(trainer.state.epoch or 0), 4),
+        parameters=model.num_parameters(),
+        vocabulary=len(tokenizer),
+        seed=seed,
+    )
+    if is_main_process():
+        save(model.eval(), tokenizer, summary, Path(output))
+        shutil.rmtree(work)
+    wait_for_all()
+    return summary
+
+
+def check_tokenizer(model: AlbertaForMaskedLM, tokenizer: Any) -> None:
+    if len(tokenizer) != model.config.vocab_size or tokenizer.pad_token_id != model.config.pad_token_id:
+        raise StrettoError(
+            f"Expected a model for the tokenizer's {len(tokenizer)} tokens with padding {tokenizer.pad_token_id}, got "
+            f"one for {model.config.vocab_size} with {model.config.pad_token_id}. Set vocab_size and pad_token_id."
+        )
+
+
+def windows_of(data: Dataset, tokenizer: Any, max_length: int, part: str) -> list[Window]:
+    specials = tokenizer.num_special_tokens_to_add()
+    if max_length < specials + 2:
+        raise StrettoError(
+            f"Expected a maximum length above the {specials} special tokens and a word or two, got {max_length}. "
+            "Raise --max-length."
+        )
+    windows = list(cut(tokenizer, [text for texts in data.texts for text in texts], max_length))
+    if not windows:
+        raise StrettoError(
+            f"Expected {part} texts of two words or more, got none among {len(data)}. "
+            "Check the file, or hold out more texts with --held-out."
+        )
+    return windows
+
+
+class Learner(nn.Module):
+    """What `transformers.Trainer` calls its model. Scores are computed for the hidden tokens alone: of a small model
+    with a large vocabulary they are most of the work."""
+
+    def __init__(self, model: AlbertaForMaskedLM) -> None:
+        super().__init__()
+        self.model = model
+        self.register_state_dict_post_hook(untie)
+
+    def forward(self, labels: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
+        """[B, T] each -> the mean loss, and for each sequence the sum of its losses and their number: [B, 2]."""
+        hidden = labels != IGNORED
+        logits = self.model.lm_head(self.encode(**inputs)[hidden])  # [hidden tokens, vocabulary]
+        losses = F.cross_entropy(logits, labels[hidden], reduction="none")
+        sums = losses.new_zeros(len(labels)).index_add(0, hidden.nonzero()[:, 0], losses)
+        return {"loss": losses.mean(), "logits": torch.stack([sums, hidden.sum(dim=1)], dim=1)}
+
+    def encode(self, **inputs: Tensor) -> Tensor:
+        """[B, T] each -> [B, T, d], as the head reads it."""
+        return self.model.alberta(**inputs).last_hidden_state
+
+
+def untie(learner: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """safetensors refuses to write one tensor under two names: the second one gets a copy."""
+    assert isinstance(learner, Learner)
+    for name in learner.model.all_tied_weights_keys:
+        state[f"{prefix}model.{name}"] = state[f"{prefix}model.{name}"].clone()
+
+
+class PretrainingTrainer(Trainer):
+    """`Trainer` with an order of its own, which depends on the seed and the epoch alone."""
+
+    train_dataset: HiddenWords
+    loss_is_scaled_for_ga = False
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Order:
+        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return Order(self.train_dataset.windows, batch, self.args.seed, lambda: int(self.state.epoch or 0))
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(**inputs)
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+
+def perplexity(prediction: EvalPrediction) -> dict[str, float]:
+    """From the sums and counts of all sequences ([n, 2])."""
+    total, count = torch.as_tensor(prediction.predictions).double().sum(dim=0).tolist()
+    return {"perplexity": math.exp(total / count)}
+
+
+def save(model: AlbertaForMaskedLM, tokenizer: Any, summary: Summary, path: Path) -> None:
+    """A plain Hugging Face folder with its summary; all of it appears, or nothing."""
+    with replacing(path) as temporary:
+        tokenizer.model_max_length = model.config.max_position_embeddings
+        with quiet_transformers():
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+        written = {**asdict(summary), "versions": versions()}
+        (temporary / SUMMARY).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        (temporary / "README.md").write_text(pretraining_card(model, summary), encoding="utf-8")
+        for file in temporary.iterdir():
+            file.chmod(0o644)  # safetensors writes for the owner alone; a server may run as another user

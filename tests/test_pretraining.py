@@ -1,0 +1,313 @@
+"""Masked-LM pretraining: what is hidden, that it learns, that a killed run ends the same, what the command says."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import run
+from sources import jsonl, write
+from tiny import tiny_tokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from stretto import StrettoError
+from stretto.architectures.alberta import AlbertaForMaskedLM
+from stretto.architectures.alberta_config import AlbertaConfig
+from stretto.data import Dataset
+from stretto.encoding import IGNORED
+from stretto.masking import HiddenWords, Order, Vocabulary, Window, cut, hide
+from stretto.pretraining import Learner, PretrainingTrainer, perplexity, pretrain, train_tokenizer
+from stretto.training.run import last_checkpoint
+
+FOODS = {"cat": "fish", "horse": "grass", "panda": "bamboo", "robin": "worms", "squirrel": "acorns"}
+SIZES: dict[str, Any] = {
+    "hidden_size": 32, "embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2, "num_attention_heads": 4,
+    "intermediate_size": 64, "max_position_embeddings": 24, "max_relative_distance": 4,
+}  # fmt: skip
+FLAGS = [
+    "--hidden-size", 32, "--embedding-size", 16, "--num-hidden-layers", 2, "--num-hidden-groups", 2,
+    "--intermediate-size", 64, "--max-length", 24, "--max-steps", 2,
+]  # fmt: skip
+QUICK: dict[str, Any] = {"progress": False, "per_device_train_batch_size": 16, "learning_rate": 5e-3}
+
+
+def corpus(n: int = 120, seed: int = 0) -> list[str]:
+    """What each animal eats can be told from its name, and the animal from what it eats."""
+    dice = random.Random(seed)
+    animals = dice.choices(list(FOODS), k=n)
+    return [f"the {dice.choice(['old', 'young'])} {animal} eats {FOODS[animal]} ." for animal in animals]
+
+
+def dataset(texts: list[str]) -> Dataset:
+    return Dataset([(text,) for text in texts], None, None, [f"made:{i + 1}" for i in range(len(texts))])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(corpus(), 60)
+
+
+def fresh(tokenizer: Any, **changes: Any) -> AlbertaForMaskedLM:
+    torch.manual_seed(0)
+    return AlbertaForMaskedLM(
+        AlbertaConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **{**SIZES, **changes})
+    )
+
+
+def window(words: list[int]) -> Window:
+    """[CLS], tokens of these words (ids from 10), [SEP]."""
+    return Window(np.array([2, *range(10, 10 + len(words)), 3]), np.array([-1, *words, -1]))
+
+
+# ---- hiding words ------------------------------------------------------------------------------------------
+
+LETTERS = Vocabulary(mask_token_id=4, ordinary=np.arange(5, 100))
+
+
+def test_whole_words_are_hidden_and_nothing_else() -> None:
+    words = [0, 1, 1, 2, 3, 3, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 12, 13, 13]  # 20 tokens: 3 are to be told
+    given, fates, counts = window(words), [], []
+    for seed in range(600):
+        ids, labels = hide(given, LETTERS, np.random.default_rng(seed))
+        told = labels != IGNORED
+        assert labels[told].tolist() == given.ids[told].tolist()
+        assert ids[~told].tolist() == given.ids[~told].tolist()
+        assert not told[0] and not told[-1]
+        counts.append(int(told.sum()))
+        for word in set(given.words[told].tolist()):
+            whole = given.words == word
+            assert told[whole].all()
+            masked, kept = ids[whole] == 4, ids[whole] == given.ids[whole]
+            assert masked.all() or not masked.any()
+            fates.append("masked" if masked.all() else "kept" if kept.all() else "replaced")
+    assert max(counts) == 3
+    assert np.mean(counts) > 2.8  # less only where no word fits into what is left
+    shares = {fate: fates.count(fate) / len(fates) for fate in ("masked", "replaced", "kept")}
+    assert shares == pytest.approx({"masked": 0.8, "replaced": 0.1, "kept": 0.1}, abs=0.03)
+
+
+def test_a_word_is_hidden_even_if_it_is_long() -> None:
+    _, labels = hide(window([0, 0, 0, 1, 1, 1]), LETTERS, np.random.default_rng(0))
+    assert int((labels != IGNORED).sum()) == 3
+
+
+def test_other_words_are_hidden_in_another_epoch() -> None:
+    data = HiddenWords([window(list(range(20)))] * 3, LETTERS, seed=1)
+    assert data[0, 1] == data[0, 1]
+    assert data[0, 1]["labels"] != data[1, 1]["labels"]
+    assert data[0, 1]["labels"] != data[0, 2]["labels"]
+    assert data[0] == data[0, 0]
+    assert HiddenWords(data.windows, LETTERS, seed=2)[0, 1]["labels"] != data[0, 1]["labels"]
+
+
+def test_every_window_comes_once_in_an_epoch() -> None:
+    windows, epoch = [window(list(range(n % 7 + 2))) for n in range(30)], iter([0, 1, 0])
+    order = Order(windows, 4, seed=1, epoch=lambda: next(epoch))
+    first, second, again = list(order), list(order), list(order)
+    assert sorted(index for _, index in first) == list(range(30))
+    assert {epoch for epoch, _ in second} == {1}
+    assert [index for _, index in first] != [index for _, index in second]
+    assert first == again
+
+
+def test_long_texts_are_cut_and_short_ones_left_out(tokenizer: Any) -> None:
+    long = " ".join(corpus(5))
+    whole = tokenizer(long, add_special_tokens=False)["input_ids"]
+    pieces = list(cut(tokenizer, ["cat", "", long], 12))
+    assert [token for piece in pieces for token in piece.ids[1:-1].tolist()] == whole
+    assert max(len(piece.ids) for piece in pieces) == 12
+    assert {(piece.ids[0], piece.ids[-1]) for piece in pieces} == {(tokenizer.cls_token_id, tokenizer.sep_token_id)}
+
+
+# ---- the tokenizer -----------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_is_learned() -> None:
+    made = train_tokenizer(["Aa aa ab"] * 20, 40)
+    assert made.tokenize("AA") == made.tokenize("aa")
+    assert made("aa ab").tokens() == ["[CLS]", *made.tokenize("aa ab"), "[SEP]"]
+    assert len(made) <= 40
+    cased = train_tokenizer(["Aa aa ab"] * 20, 40, cased=True)
+    assert cased.tokenize("Aa") != cased.tokenize("aa")
+    assert made.decode(made("aa ab")["input_ids"], skip_special_tokens=True) == "aa ab"
+
+
+# ---- learning ----------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_that_of_the_whole_model(tokenizer: Any) -> None:
+    model = fresh(tokenizer).eval()
+    ids = torch.tensor(
+        [tokenizer(text)["input_ids"] for text in ("the old cat eats fish .", "the old cat eats fish .")]
+    )
+    labels = torch.full_like(ids, IGNORED)
+    labels[0, 2:4], labels[1, 4] = ids[0, 2:4], ids[1, 4]
+    with torch.no_grad():
+        expected, got = model(ids, labels=labels).loss, Learner(model)(labels, input_ids=ids)
+    torch.testing.assert_close(got["loss"], expected)
+    sums, counts = got["logits"].unbind(dim=1)
+    assert counts.tolist() == [2, 1]
+    torch.testing.assert_close(sums.sum() / 3, expected)
+
+
+def test_perplexity_counts_tokens_not_batches() -> None:
+    prediction: Any = SimpleNamespace(predictions=np.array([[1.0, 1.0], [5.0, 2.0]]))
+    assert perplexity(prediction) == {"perplexity": pytest.approx(np.exp(2.0))}
+
+
+def test_it_learns_and_is_saved(tokenizer: Any, tmp_path: Path) -> None:
+    model, held_out = fresh(tokenizer), dataset(corpus(30, seed=1))
+    summary = pretrain(model, tokenizer, dataset(corpus()), held_out, tmp_path / "out", num_train_epochs=30, **QUICK)
+    assert summary.perplexity < 4  # untrained about 60; what is left is which of the two adjectives, and the like
+    assert (summary.texts, summary.held_out_texts, summary.windows, summary.epochs) == (120, 30, 120, 30.0)
+    written = json.loads((tmp_path / "out" / "pretraining.json").read_text())
+    assert written["perplexity"] == summary.perplexity
+    assert not (tmp_path / "out.work").exists()
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    known = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert known.model_max_length == SIZES["max_position_embeddings"]
+    batch = known("the old panda eats [MASK] .", return_tensors="pt")
+    with torch.no_grad():
+        scores = loaded(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits
+    place = batch["input_ids"][0].tolist().index(known.mask_token_id)
+    assert known.decode(scores[0, place].argmax()) == known.tokenize("bamboo")[0]
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_run_ends_the_same(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, held_out = dataset(corpus(60)), dataset(corpus(10, seed=1))
+    plan = {**QUICK, "max_steps": 12, "save_steps": 3, "eval_steps": 6, "per_device_train_batch_size": 8}
+    whole = fresh(tokenizer)
+    expected = pretrain(whole, tokenizer, texts, held_out, tmp_path / "whole", **plan)
+
+    step = PretrainingTrainer.training_step
+
+    def die(self: PretrainingTrainer, *args: Any, **named: Any) -> Any:
+        if self.state.global_step == 10:  # in the second epoch of 8 steps; the last checkpoint is 9
+            raise Killed
+        return step(self, *args, **named)
+
+    monkeypatch.setattr(PretrainingTrainer, "training_step", die)
+    with pytest.raises(Killed):
+        pretrain(fresh(tokenizer), tokenizer, texts, held_out, tmp_path / "out", **plan)
+    monkeypatch.undo()
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(StrettoError, match="to follow the same plan, got other settings or data"):
+        pretrain(fresh(tokenizer), tokenizer, texts, held_out, tmp_path / "out", **{**plan, "seed": 7})
+
+    seen: list[int] = []
+    monkeypatch.setattr(
+        PretrainingTrainer,
+        "training_step",
+        lambda self, *a, **n: (seen.append(self.state.global_step), step(self, *a, **n))[1],
+    )
+    resumed = fresh(tokenizer)
+    assert pretrain(resumed, tokenizer, texts, held_out, tmp_path / "out", **plan) == expected
+    assert seen == [9, 10, 11]
+    weights = whole.state_dict()
+    for name, weight in resumed.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
+
+
+def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path) is None
+    for step in (9, 10, 11):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    assert last_checkpoint(tmp_path) is None
+    for step in (9, 10):
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+
+
+# ---- the command -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["txt.gz", "jsonl"])
+def test_the_command(kind: str, tmp_path: Path) -> None:
+    texts = corpus(40)
+    content = "\n".join([*texts, ""]) if kind == "txt.gz" else jsonl(*({"body": text} for text in texts))
+    file = write(tmp_path / f"corpus.{kind}", content)
+    column = [] if kind == "txt.gz" else ["--text", "body"]
+    out = tmp_path / "encoder"
+    result = run("pretrain", file, out, "--vocab-size", 60, *column, *FLAGS, "--no-absolute", "--json")
+    assert result.exit_code == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert (summary["texts"], summary["held_out_texts"], summary["steps"]) == (38, 2, 2)
+    assert summary["perplexity"] > 1
+    model = AutoModelForMaskedLM.from_pretrained(out)
+    assert (model.config.use_absolute, model.config.use_relative, model.config.num_hidden_layers) == (False, True, 2)
+    assert not Path(f"{out}.work").exists()
+
+    assert "holds a finished encoder" in run("pretrain", file, out, "--vocab-size", 60, *column, *FLAGS).stderr
+    again = run("pretrain", file, out, "--tokenizer", out, *column, *FLAGS, "--overwrite")
+    assert again.exit_code == 0
+    assert "Perplexity of hidden words in 2 held-out texts" in again.stdout
+    assert AutoModelForMaskedLM.from_pretrained(out).config.use_absolute is True
+
+
+def test_ctrl_c_is_answered_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, out = write(tmp_path / "corpus.txt", "\n".join(corpus(40))), tmp_path / "out"
+    step = PretrainingTrainer.training_step
+
+    def interrupt(self: PretrainingTrainer, *args: Any, **named: Any) -> Any:
+        if self.state.global_step == 1:
+            raise KeyboardInterrupt
+        return step(self, *args, **named)
+
+    monkeypatch.setattr(PretrainingTrainer, "training_step", interrupt)
+    command = ["pretrain", file, out, "--vocab-size", 60, *FLAGS, "--save-steps", 1]
+    result = run(*command)
+    assert result.exit_code == 130
+    assert f"the run is kept in {out}.work; the same command goes on with it" in result.stderr
+    monkeypatch.undo()
+    result = run(*command)
+    assert result.exit_code == 0
+    assert "going on with the unfinished run" in result.stderr
+    assert "learning a tokenizer" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "flags", "message"),
+    [
+        ("empty.txt", "", ["--vocab-size", 60], "expected at least one row of data, got none"),
+        ("blank.txt", "\n \n\n", ["--vocab-size", 60], "expected texts, got blank lines only"),
+        ("short.txt", "a\nb\nc\n", ["--vocab-size", 60], "Expected train texts of two words or more, got none"),
+        ("one.txt", "only one text\n", ["--vocab-size", 60], "Expected two examples or more to split, got 1"),
+        ("rows.jsonl", jsonl({"body": "a b"}), ["--vocab-size", 60], "expected one column"),
+        ("rows.jsonl", jsonl({"body": "a b"}), ["--vocab-size", 60, "--text", "txt"], "expected a column 'txt'"),
+        ("some.txt", "a b\nc d\n", [], "Expected either --tokenizer or --vocab-size, got neither"),
+        ("some.txt", "a b\nc d\n", ["--vocab-size", 4], "Expected a --vocab-size above 5, got 4"),
+        ("some.txt", "a b\nc d\n", ["--tokenizer", "PLAIN"], "with a mask token and a padding token, got one without"),
+        ("some.txt", "a b\nc d\n", ["--tokenizer", "nowhere"], "Expected a tokenizer in"),
+        ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--num-hidden-groups", 5], "num_hidden_groups to divide"),
+        ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--held-out", 0.9], "Expected a fraction above 0"),
+        ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--hiden-size", 8], "Did you mean --hidden-size"),
+        ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--exit-epochs", 8], "got --exit-epochs"),
+    ],
+)
+def test_what_cannot_be_done_is_said(name: str, content: str, flags: list[Any], message: str, tmp_path: Path) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path / "plain")  # it has no mask token
+    flags = [tmp_path / "plain" if flag == "PLAIN" else flag for flag in flags]
+    result = run("pretrain", write(tmp_path / name, content), tmp_path / "out", *flags)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "some.txt", "a b\nc d\n"), tmp_path / "out"
+    (out / "precious").mkdir(parents=True)
+    result = run("pretrain", file, out, "--vocab-size", 60, "--overwrite")
+    assert result.exit_code == 1
+    assert "holds something else" in result.stderr
+    shutil.rmtree(out)
