@@ -133,6 +133,8 @@ def test_padding_on_either_side_changes_nothing(changes: dict[str, Any]) -> None
 def test_layers_of_a_group_share_their_parameters() -> None:
     model = built()
     assert [list(model.groups).index(layer) for layer in model.layers] == [0, 0, 1, 1, 2, 2]
+    uneven = built(num_hidden_layers=4)
+    assert [list(uneven.groups).index(layer) for layer in uneven.layers] == [0, 0, 1, 2]
     deeper, wider = built(num_hidden_layers=12), built(num_hidden_groups=6)
     per_group = sum(p.numel() for p in model.groups[0].parameters())
     assert deeper.num_parameters() == model.num_parameters()
@@ -184,7 +186,7 @@ def test_scores_of_words_come_from_their_embeddings() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_groups": 4}, "Expected num_hidden_groups to divide num_hidden_layers, got 4 and 6."),
+        ({"num_hidden_groups": 7}, "Expected num_hidden_groups between 1 and num_hidden_layers, got 7 and 6."),
         ({"num_attention_heads": 5}, "Expected num_attention_heads to divide hidden_size, got 5 and 32."),
         ({"max_relative_distance": 0}, "Expected a max_relative_distance of 1 or more, got 0."),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from pre_norm import PreNorm, PreNormBackbone, PreNormForTokenClassification
+from pre_norm import FARTHEST, PreNorm, PreNormBackbone, PreNormForTokenClassification
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
@@ -17,7 +17,7 @@ from stretto.backbones import Backbone, backbone_for
 from stretto.state import Inputs
 
 #: One representative of every backbone class and of every model type that shares one.
-ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet")
+ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "alberta")
 #: The same and a pre-LN stack with relative attention, which no Hugging Face model of theirs is.
 STACKS = (*ARCHITECTURES, "pre-norm")
 
@@ -41,10 +41,10 @@ def tiny_config(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Any:
     if model_type in ("albert", "alberta"):
         sizes.update(num_hidden_groups=2)
     if model_type == "alberta":
-        sizes.update(max_relative_distance=5)  # shorter than most texts
+        sizes.update(max_relative_distance=FARTHEST)
     if model_type == "mpnet":
         sizes.update(pad_token_id=1, relative_attention_num_buckets=32)
-    if model_type in ("bert", "electra", "albert"):
+    if uses_types(model_type):
         sizes.update(type_vocab_size=2)
     return AutoConfig.for_model(model_type, **sizes)
 
@@ -87,7 +87,7 @@ def random_inputs(lengths: list[int], seed: int = 0, *, side: str = "right", typ
 
 
 def uses_types(model_type: str) -> bool:
-    return model_type in ("bert", "electra", "albert")
+    return model_type in ("bert", "electra", "albert", "alberta")
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

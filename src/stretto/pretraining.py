@@ -10,7 +10,6 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
     EvalPrediction,
-    PreTrainedTokenizerFast,
     PrinterCallback,
     ProgressCallback,
     Trainer,
@@ -83,30 +81,6 @@ class Summary:
     parameters: int
     vocabulary: int
     seed: int
-
-
-def train_tokenizer(texts: Sequence[str], vocab_size: int, *, cased: bool = False) -> PreTrainedTokenizerFast:
-    """A WordPiece tokenizer of BERT's kind, learned from `texts`."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    if vocab_size <= len(special):
-        raise StrettoError(
-            f"Expected a --vocab-size above {len(special)}, got {vocab_size}. 8000 is a usual small one."
-        )
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
-    )  # fmt: skip
 
 
 def pretrain(

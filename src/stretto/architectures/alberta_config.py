@@ -43,13 +43,16 @@ class AlbertaConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        for whole, part in (("hidden_size", "num_attention_heads"), ("num_hidden_layers", "num_hidden_groups")):
-            size, parts = getattr(self, whole), getattr(self, part)
-            if parts < 1 or size < 1 or size % parts:
-                raise StrettoError(
-                    f"Expected {part} to divide {whole}, got {parts} and {size}. Choose, for example, {whole} "
-                    f"{max(1, size // max(parts, 1)) * max(parts, 1)}."
-                )
+        if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
+            raise StrettoError(
+                f"Expected num_attention_heads to divide hidden_size, got {self.num_attention_heads} and "
+                f"{self.hidden_size}. Change one of them."
+            )
+        if not 1 <= self.num_hidden_groups <= self.num_hidden_layers:
+            raise StrettoError(
+                f"Expected num_hidden_groups between 1 and num_hidden_layers, got {self.num_hidden_groups} and "
+                f"{self.num_hidden_layers}. A group has a layer or more."
+            )
         if self.use_relative and self.max_relative_distance < 1:
             raise StrettoError(
                 f"Expected a max_relative_distance of 1 or more, got {self.max_relative_distance}. "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stretto.backbones.albert import Albert
+from stretto.backbones.alberta import Alberta
 from stretto.backbones.base import Backbone, LayerModules, RelativeTerms
 from stretto.backbones.bert import Bert, Electra, Roberta
 from stretto.backbones.distilbert import DistilBert
@@ -13,7 +14,7 @@ from stretto.registry import Registry
 
 BACKBONES: Registry[type[Backbone]] = Registry(
     "backbone architecture",
-    {name: cls for cls in (Bert, Roberta, DistilBert, Electra, Albert, MPNet) for name in cls.model_types},
+    {name: cls for cls in (Bert, Roberta, DistilBert, Electra, Albert, MPNet, Alberta) for name in cls.model_types},
     hint="To add one, write a Backbone subclass in stretto/backbones (see docs/backbones.md) and list it there.",
 )
 

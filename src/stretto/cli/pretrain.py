@@ -154,7 +154,7 @@ def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: 
     from transformers import AutoTokenizer
 
     from stretto.folder import load_tokenizer, replacing
-    from stretto.pretraining import train_tokenizer
+    from stretto.wordpiece import train_tokenizer
 
     if name is not None:
         return load_tokenizer(name)
