@@ -94,7 +94,7 @@ def test_a_factor_acts_between_attention_and_ffn(model_type: str) -> None:
         visible = inputs.attention_mask.bool()
         bias = engine._bias(inputs.positions, visible, torch.zeros(visible.shape))
         attended = backbone.attend(1, engine.hidden_states(inputs)[1], bias, inputs.positions)
-        expected = backbone.feed_forward(1, attended * factor.unsqueeze(-1))
+        expected = backbone.for_head(backbone.feed_forward(1, attended * factor.unsqueeze(-1)))
     assert got is not None
     torch.testing.assert_close(got[visible], expected[visible], atol=1e-5, rtol=1e-5)
 
@@ -187,7 +187,7 @@ def test_a_skipped_layer_is_not_asked_and_the_last_may_be_one(model_type: str) -
         bias = engine._bias(inputs.positions, visible, torch.zeros(visible.shape))
         for layer in (0, 2):
             hidden = backbone.feed_forward(layer, backbone.attend(layer, hidden, bias, inputs.positions))
-        torch.testing.assert_close(got, backbone.classify(hidden[:, 0]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got, backbone.classify(backbone.for_head(hidden[:, 0])), atol=1e-5, rtol=1e-5)
     assert asked == [("before", 1), ("between", 1), ("before", 3), ("between", 3)]
 
 

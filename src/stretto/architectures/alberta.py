@@ -17,7 +17,7 @@ heads and both terms. The paper does not say how far it reaches, nor which norm 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -119,10 +119,12 @@ class AlbertaPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     accepts_loss_kwargs = False  # losses are means; Trainer divides them over accumulated batches itself
 
-    def get_input_embeddings(self) -> nn.Embedding:
+    base_model: Any
+
+    def get_input_embeddings(self) -> nn.Module:
         return self.base_model.embeddings.word_embeddings
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value: nn.Module) -> None:
         self.base_model.embeddings.word_embeddings = value
 
 
@@ -217,10 +219,10 @@ class AlbertaForSequenceClassification(AlbertaPreTrainedModel):
         self.alberta = AlbertaModel(config)
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, cast(int, config.num_labels))
         self.post_init()
 
-    def classify(self, first_rows: Tensor) -> Tensor:
+    def classify(self, first_rows: Tensor) -> Any:
         """[B, d] -> [B, C]"""
         return self.classifier(self.dropout(torch.tanh(self.pooler(first_rows))))
 
@@ -240,7 +242,7 @@ class AlbertaForTokenClassification(AlbertaPreTrainedModel):
         super().__init__(config)
         self.alberta = AlbertaModel(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, cast(int, config.num_labels))
         self.post_init()
 
     def forward(

@@ -67,7 +67,7 @@ def pretrain(
     kinds = training_types()
     loose = dict(pair.partition("=")[::2] for pair in settings or [])
     arguments = {name: parse(name, value, kinds[name]) for name, value in loose.items()}
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": hidden_size, "embedding_size": embedding_size, "num_hidden_layers": num_hidden_layers,
         "num_hidden_groups": num_hidden_groups, "num_attention_heads": num_attention_heads,
         "intermediate_size": intermediate_size, "max_position_embeddings": max_length,
