@@ -14,16 +14,20 @@ import pytest
 import torch
 from commands import run
 from sources import jsonl, write
-from tiny import tiny_tokenizer
+from tiny import TAGS, tiny_questions, tiny_reviews, tiny_tagging, tiny_tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from stretto import StrettoError
+from stretto import AdaptiveModel, StrettoError, train
 from stretto.architectures.alberta import AlbertaForMaskedLM
 from stretto.architectures.alberta_config import AlbertaConfig
 from stretto.data import Dataset
 from stretto.encoding import IGNORED
 from stretto.masking import HiddenWords, Order, Vocabulary, Window, cut, hide
-from stretto.pretraining import Learner, PretrainingTrainer, perplexity, pretrain
+from stretto.methods.alberta import GATED
+from stretto.methods.alberta import IGNORED as UNGATED
+from stretto.pretraining import Learner, PretrainingTrainer, make_gates, perplexity, pretrain
+from stretto.state import Inputs
+from stretto.tasks import Classification, Span, Tokens
 from stretto.training.run import last_checkpoint
 from stretto.wordpiece import train_tokenizer
 
@@ -158,7 +162,8 @@ def test_the_loss_is_that_of_the_whole_model(tokenizer: Any) -> None:
     labels = torch.full_like(ids, IGNORED)
     labels[0, 2:4], labels[1, 4] = ids[0, 2:4], ids[1, 4]
     with torch.no_grad():
-        expected, got = model(ids, labels=labels).loss, Learner(model)(labels, input_ids=ids)
+        expected = model(ids, labels=labels).loss
+        got = Learner(model)(labels, input_ids=ids, attention_mask=torch.ones_like(ids))
     torch.testing.assert_close(got["loss"], expected)
     sums, counts = got["logits"].unbind(dim=1)
     assert counts.tolist() == [2, 1]
@@ -196,8 +201,16 @@ class Killed(Exception):
 def test_a_killed_run_ends_the_same(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, held_out = dataset(corpus(60)), dataset(corpus(10, seed=1))
     plan = {**QUICK, "max_steps": 12, "save_steps": 3, "eval_steps": 6, "per_device_train_batch_size": 8}
-    whole = fresh(tokenizer)
-    expected = pretrain(whole, tokenizer, texts, held_out, tmp_path / "whole", **plan)
+
+    def start() -> dict[str, Any]:
+        model = fresh(tokenizer)
+        return {"model": model, "gates": make_gates(model.config)}
+
+    whole = start()
+    expected = pretrain(
+        **whole, tokenizer=tokenizer, train_data=texts, held_out=held_out, output=tmp_path / "whole", **plan
+    )
+    plan |= {"tokenizer": tokenizer, "train_data": texts, "held_out": held_out, "output": tmp_path / "out"}
 
     step = PretrainingTrainer.training_step
 
@@ -208,11 +221,11 @@ def test_a_killed_run_ends_the_same(tokenizer: Any, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(PretrainingTrainer, "training_step", die)
     with pytest.raises(Killed):
-        pretrain(fresh(tokenizer), tokenizer, texts, held_out, tmp_path / "out", **plan)
+        pretrain(**start(), **plan)
     monkeypatch.undo()
     assert not (tmp_path / "out").exists()
     with pytest.raises(StrettoError, match="to follow the same plan, got other settings or data"):
-        pretrain(fresh(tokenizer), tokenizer, texts, held_out, tmp_path / "out", **{**plan, "seed": 7})
+        pretrain(**start(), **{**plan, "seed": 7})
 
     seen: list[int] = []
     monkeypatch.setattr(
@@ -220,12 +233,13 @@ def test_a_killed_run_ends_the_same(tokenizer: Any, tmp_path: Path, monkeypatch:
         "training_step",
         lambda self, *a, **n: (seen.append(self.state.global_step), step(self, *a, **n))[1],
     )
-    resumed = fresh(tokenizer)
-    assert pretrain(resumed, tokenizer, texts, held_out, tmp_path / "out", **plan) == expected
+    resumed = start()
+    assert pretrain(**resumed, **plan) == expected
     assert seen == [9, 10, 11]
-    weights = whole.state_dict()
-    for name, weight in resumed.state_dict().items():
-        assert torch.equal(weight, weights[name]), name
+    for part in ("model", "gates"):
+        weights = whole[part].state_dict()
+        for name, weight in resumed[part].state_dict().items():
+            assert torch.equal(weight, weights[name]), name
 
 
 def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
@@ -238,6 +252,71 @@ def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
 
 
+# ---- gates -------------------------------------------------------------------------------------------------
+
+
+def test_gates_start_evenly_spaced_above_the_first_group(tokenizer: Any) -> None:
+    model = fresh(tokenizer, num_hidden_layers=6, num_hidden_groups=3)
+    gates: Any = make_gates(model.config)
+    assert gates.static_layers == 2
+    gates.predictor.out.weight.data.zero_()
+    torch.testing.assert_close(gates.predictor(torch.ones(1, 32)), torch.tensor([[1, 0.75, 0.5, 0.25]]))
+    assert make_gates(model.config, static_layers=3).static_layers == 3
+    flat: Any = make_gates(model.config, revpc=False)
+    flat.predictor.out.weight.data.zero_()
+    torch.testing.assert_close(flat.predictor(torch.ones(1, 32)), torch.full((1, 4), 0.5))
+
+
+def test_an_encoder_learns_through_its_gates(tokenizer: Any) -> None:
+    model = fresh(tokenizer).eval()
+    gates: Any = make_gates(model.config)
+    learner, ids = Learner(model, gates), torch.tensor([tokenizer("the old cat eats fish .")["input_ids"]])
+    mask = torch.ones_like(ids)
+    plain = model.alberta(ids, mask).last_hidden_state
+    ungated = learner.engine.run(Inputs(ids, mask, None), gates, UNGATED).logits
+    torch.testing.assert_close(ungated, plain)
+    gated = learner.encode(ids, mask)
+    assert (gated - plain).abs().max() > 1e-2
+    gates.predictor.out.bias.data[-1] = 50.0  # the last layer is needed for certain: all gates are open
+    torch.testing.assert_close(learner.encode(ids, mask), plain)
+    learner(labels=ids, input_ids=ids, attention_mask=mask)["loss"].backward()
+    assert all(parameter.grad is not None for parameter in learner.parameters())
+
+
+@pytest.fixture(scope="module")
+def pretrained(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """An encoder with gates, and the gates."""
+    folder, model = tmp_path_factory.mktemp("pretrained") / "encoder", fresh(tokenizer)
+    gates = make_gates(model.config)
+    pretrain(
+        model, tokenizer, dataset(corpus(40)), dataset(corpus(8, seed=1)), folder, gates=gates, max_steps=3, **QUICK
+    )
+    return folder, gates
+
+
+@pytest.mark.parametrize("task", ["classification", "tokens", "span"])
+def test_fine_tuning_starts_from_encoder_and_gates(task: str, pretrained: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, gates = pretrained
+    posed, data = {
+        "classification": (Classification(["bad", "good"]), tiny_reviews(24)),
+        "tokens": (Tokens(TAGS), tiny_tagging(24)),
+        "span": (Span(stride=4), tiny_questions(24, longest=4)),
+    }[task]
+    model = AdaptiveModel.from_pretrained(folder, "alberta", task=posed)
+    assert [stage.name for stage in model.method.stages()] == ["gates"]
+    for name, weight in gates.state_dict().items():
+        assert torch.equal(weight, model.method.state_dict()[name]), name
+    train(model, data, data, tmp_path / "out", progress=False, max_steps=2)
+    loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
+    assert loaded.dial >= GATED
+    assert len(loaded.operating_points) == len(model.method.dial.sweep)
+
+
+def test_another_method_takes_the_encoder_alone(pretrained: tuple[Path, Any]) -> None:
+    model = AdaptiveModel.from_pretrained(pretrained[0], "deebert", task=Classification(["bad", "good"]))
+    assert [stage.name for stage in model.method.stages()] == ["backbone", "exits"]
+
+
 # ---- the command -------------------------------------------------------------------------------------------
 
 
@@ -248,7 +327,7 @@ def test_the_command(kind: str, tmp_path: Path) -> None:
     file = write(tmp_path / f"corpus.{kind}", content)
     column = [] if kind == "txt.gz" else ["--text", "body"]
     out = tmp_path / "encoder"
-    result = run("pretrain", file, out, "--vocab-size", 60, *column, *FLAGS, "--no-absolute", "--json")
+    result = run("pretrain", file, out, "--vocab-size", 60, *column, *FLAGS, "--no-absolute", "--no-revpc", "--json")
     assert result.exit_code == 0, result.stderr
     summary = json.loads(result.stdout)
     assert (summary["texts"], summary["held_out_texts"], summary["steps"]) == (38, 2, 2)
@@ -258,10 +337,12 @@ def test_the_command(kind: str, tmp_path: Path) -> None:
     assert not Path(f"{out}.work").exists()
 
     assert "holds a finished encoder" in run("pretrain", file, out, "--vocab-size", 60, *column, *FLAGS).stderr
-    again = run("pretrain", file, out, "--tokenizer", out, *column, *FLAGS, "--overwrite")
+    assert json.loads((out / "stretto.json").read_text())["config"]["revpc"] is False
+    again = run("pretrain", file, out, "--tokenizer", out, *column, *FLAGS, "--overwrite", "--no-gates")
     assert again.exit_code == 0
     assert "Perplexity of hidden words in 2 held-out texts" in again.stdout
     assert AutoModelForMaskedLM.from_pretrained(out).config.use_absolute is True
+    assert not (out / "stretto.json").exists()
 
 
 def test_ctrl_c_is_answered_with_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +380,8 @@ def test_ctrl_c_is_answered_with_how_to_go_on(tmp_path: Path, monkeypatch: pytes
         ("some.txt", "a b\nc d\n", ["--tokenizer", "PLAIN"], "with a mask token and a padding token, got one without"),
         ("some.txt", "a b\nc d\n", ["--tokenizer", "nowhere"], "Expected a tokenizer in"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--num-hidden-groups", 50], "Expected num_hidden_groups"),
+        ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--no-gates", "--no-revpc"], "beside --no-gates, got revpc"),
+        ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--static-layers", 9], "Expected static_layers between 1"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--held-out", 0.9], "Expected a fraction above 0"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--hiden-size", 8], "Did you mean --hidden-size"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--exit-epochs", 8], "got --exit-epochs"),

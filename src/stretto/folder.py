@@ -174,12 +174,17 @@ def write_folder(path: Path, folder: Folder, encoder: Any, tokenizer: Any, metho
         with quiet_transformers():
             encoder.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-        save_file({k: v.contiguous() for k, v in method.state_dict().items()}, temporary / WEIGHTS)
-        settings = {k: v for k, v in dataclasses.asdict(folder).items() if k != "weights"}
-        (temporary / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_method(temporary, folder, method)
         (temporary / "README.md").write_text(model_card(folder, encoder.config, task), encoding="utf-8")
         for file in temporary.iterdir():
             file.chmod(0o644)  # safetensors writes for the owner alone; a server may run as another user
+
+
+def write_method(path: Path, folder: Folder, method: nn.Module) -> None:
+    """What stretto adds to a Hugging Face folder."""
+    save_file({k: v.contiguous() for k, v in method.state_dict().items()}, path / WEIGHTS)
+    settings = {k: v for k, v in dataclasses.asdict(folder).items() if k != "weights"}
+    (path / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

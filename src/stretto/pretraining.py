@@ -12,7 +12,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import torch
@@ -28,14 +28,22 @@ from transformers import (
 )
 
 from stretto.architectures.alberta import AlbertaForMaskedLM
+from stretto.architectures.alberta_config import AlbertaConfig
+from stretto.backbones.alberta import Alberta
 from stretto.bench.results import versions
 from stretto.card import pretraining_card
 from stretto.data import Dataset
 from stretto.encoding import IGNORED, collate
+from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.folder import quiet_transformers, replacing
+from stretto.folder import Folder, quiet_transformers, replacing, write_method
 from stretto.journal import dataset_digest
 from stretto.masking import HiddenWords, Order, Vocabulary, Window, cut
+from stretto.methods import METHODS, Method, Shape
+from stretto.methods.alberta import GATED
+from stretto.model import make_config
+from stretto.state import Inputs
+from stretto.tasks import task_from_config
 from stretto.training.plan import check_names, hold_to_plan
 from stretto.training.processes import is_main_process, wait_for_all
 from stretto.training.run import LOGS, last_checkpoint, logs_in
@@ -90,13 +98,14 @@ def pretrain(
     held_out: Dataset,
     output: str | Path,
     *,
+    gates: Method | None = None,
     progress: bool = True,
     **arguments: Any,
 ) -> Summary:
     """Teach `model` to tell hidden words of `train_data`, measure it on `held_out`, save both to `output`.
 
-    Long texts are cut into windows of the model's maximum length. `arguments` are `TrainingArguments` by their Hugging
-    Face names."""
+    Long texts are cut into windows of the model's maximum length. `gates` (see `make_gates`) learn with it and are
+    saved beside it. `arguments` are `TrainingArguments` by their Hugging Face names."""
     check_names(arguments)
     settings, work = {**DEFAULTS, **arguments}, Path(f"{output}.work")
     check_tokenizer(model, tokenizer)
@@ -104,6 +113,7 @@ def pretrain(
         work,
         {
             "model": model.config.to_dict(),
+            "gates": None if gates is None else asdict(gates.config),
             "tokenizer": crc32(tokenizer.backend_tokenizer.to_str().encode()),
             "arguments": settings,
             "digests": {"train": dataset_digest(train_data), "held_out": dataset_digest(held_out)},
@@ -116,7 +126,7 @@ def pretrain(
     set_seed(seed)
     with logs_in(Path(os.environ.get(LOGS, f"{output}.logs"))):
         trainer = PretrainingTrainer(
-            model=Learner(model),
+            model=Learner(model, gates),
             args=TrainingArguments(
                 output_dir=str(work),
                 disable_tqdm=not progress,
@@ -149,10 +159,29 @@ def pretrain(
         seed=seed,
     )
     if is_main_process():
-        save(model.eval(), tokenizer, summary, Path(output))
+        save(model.eval(), tokenizer, gates, summary, Path(output))
         shutil.rmtree(work)
     wait_for_all()
     return summary
+
+
+def make_gates(config: AlbertaConfig, **settings: Any) -> Method:
+    """The method `alberta` as published: the first group always runs, the gates of the others start evenly spaced, and
+    nothing but the loss moves them.
+
+    `settings` are those of the method. They are saved as what fine-tuning does unless told otherwise: with gates from
+    the beginning, and faster than large encoders may learn."""
+    n_layers = config.num_hidden_layers
+    first_group = sum(config.group_of(layer) == 0 for layer in range(n_layers))
+    static_layers = settings.get("static_layers") or (first_group if config.num_hidden_groups > 1 else 0)
+    n_adaptive = n_layers - (static_layers or n_layers // 3)
+    even = 1 / max(n_adaptive, 2) if settings.get("revpc", True) else 0.5
+    given = {
+        "num_train_epochs": 0, "gate_learning_rate": 3e-4, "depth_penalty": 0.0,
+        **settings, "static_layers": static_layers, "initial_gate": settings.get("initial_gate", even),
+    }  # fmt: skip
+    method, task = METHODS["alberta"], task_from_config(config)  # gates are the same for any task
+    return method(make_config(method, given), Shape(config.hidden_size, n_layers, task.num_labels), task)
 
 
 def check_tokenizer(model: AlbertaForMaskedLM, tokenizer: Any) -> None:
@@ -183,9 +212,10 @@ class Learner(nn.Module):
     """What `transformers.Trainer` calls its model. Scores are computed for the hidden tokens alone: of a small model
     with a large vocabulary they are most of the work."""
 
-    def __init__(self, model: AlbertaForMaskedLM) -> None:
+    def __init__(self, model: AlbertaForMaskedLM, gates: Method | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.gates = model, gates
+        self.engine = ReferenceEngine(Headless(model))
         self.register_state_dict_post_hook(untie)
 
     def forward(self, labels: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
@@ -196,9 +226,22 @@ class Learner(nn.Module):
         sums = losses.new_zeros(len(labels)).index_add(0, hidden.nonzero()[:, 0], losses)
         return {"loss": losses.mean(), "logits": torch.stack([sums, hidden.sum(dim=1)], dim=1)}
 
-    def encode(self, **inputs: Tensor) -> Tensor:
-        """[B, T] each -> [B, T, d], as the head reads it."""
-        return self.model.alberta(**inputs).last_hidden_state
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """[B, T] each, padded on the right -> [B, T, d], as the head reads it."""
+        if self.gates is None:
+            return self.model.alberta(input_ids, attention_mask).last_hidden_state
+        return self.engine.run(Inputs(input_ids, attention_mask, None), self.gates, GATED).logits
+
+
+class Headless(Alberta):
+    """The encoder alone: every token is answered with its own state."""
+
+    def __init__(self, model: AlbertaForMaskedLM) -> None:
+        super().__init__(model)
+        self.n_labels, self.token_head = self.d, cast(Any, nn.Identity())
+
+    def label_tokens(self, rows: Tensor) -> Tensor:
+        return rows
 
 
 def untie(learner: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
@@ -231,13 +274,16 @@ def perplexity(prediction: EvalPrediction) -> dict[str, float]:
     return {"perplexity": math.exp(total / count)}
 
 
-def save(model: AlbertaForMaskedLM, tokenizer: Any, summary: Summary, path: Path) -> None:
-    """A plain Hugging Face folder with its summary; all of it appears, or nothing."""
+def save(model: AlbertaForMaskedLM, tokenizer: Any, gates: Method | None, summary: Summary, path: Path) -> None:
+    """A Hugging Face folder with its summary, and the gates to fine-tune from; all of it appears, or nothing."""
     with replacing(path) as temporary:
         tokenizer.model_max_length = model.config.max_position_embeddings
         with quiet_transformers():
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
+        if gates is not None:
+            how = {"pretraining": f"{summary.texts} texts, {summary.epochs:g} epochs"}
+            write_method(temporary, Folder(gates.name, asdict(gates.config), GATED, [], how), gates)
         written = {**asdict(summary), "versions": versions()}
         (temporary / SUMMARY).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
         (temporary / "README.md").write_text(pretraining_card(model, summary), encoding="utf-8")

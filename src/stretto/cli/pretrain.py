@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from stretto.cli.options import Json, Split
 from stretto.cli.output import STDOUT, is_main_process, say, write_json
-from stretto.cli.settings import parse, training_types
+from stretto.cli.settings import config_types, parse, training_types
 from stretto.cli.train import TrainVerb, check_arguments
 from stretto.errors import StrettoError
 
@@ -25,17 +25,18 @@ stretto pretrain corpus.txt wide --vocab-size 8000 --hidden-size 256 --num-hidde
 stretto pretrain corpus.txt my-encoder --vocab-size 8000 --no-relative     # an ablation
 stretto train reviews.csv --model my-encoder --method alberta --output reviews-model
 
-Further flags: every name of transformers.TrainingArguments, such as --num-train-epochs 5, --max-steps 1000,
---learning-rate 5e-4, --per-device-train-batch-size 64, --save-steps 100, --seed 1, --report-to tensorboard.
+Further flags: the settings of the method alberta (`stretto methods alberta`), such as --no-revpc, and every name of
+transformers.TrainingArguments, such as --num-train-epochs 5, --max-steps 1000, --learning-rate 5e-4,
+--per-device-train-batch-size 64, --save-steps 100, --seed 1, --report-to tensorboard.
 An interrupted run goes on where it was when the same command is given again.
 """
 
 
 class PretrainVerb(TrainVerb):
-    """Takes the names of TrainingArguments out of the command line."""
+    """Takes the settings out of the command line: names of TrainingArguments, and of the method `alberta`."""
 
     def known(self) -> Mapping[str, Any]:
-        return training_types()
+        return {**config_types("alberta"), **training_types()}
 
 
 def pretrain(
@@ -57,6 +58,7 @@ def pretrain(
     max_relative_distance: Annotated[int, Option(min=1, help="Distances beyond this count as this.")] = 32,
     absolute: Annotated[bool, Option("--absolute/--no-absolute", help="Absolute positions.")] = True,
     relative: Annotated[bool, Option("--relative/--no-relative", help="Relative positions.")] = True,
+    gates: Annotated[bool, Option("--gates/--no-gates", help="Train the gates of the method alberta too.")] = True,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a finished encoder.")] = False,
     json: Json = None,
     settings: Annotated[list[str] | None, Option("--set", help="name=value.", hidden=True)] = None,
@@ -64,9 +66,10 @@ def pretrain(
     """Pretrain an encoder (ALBERTa's own architecture) on plain text, as a masked language model.
 
     Some of the texts are held out; the perplexity of words hidden in them is measured on the way and in the end."""
-    kinds = training_types()
+    of_training, of_method = training_types(), config_types("alberta")
     loose = dict(pair.partition("=")[::2] for pair in settings or [])
-    arguments = {name: parse(name, value, kinds[name]) for name, value in loose.items()}
+    arguments = {name: parse(name, value, of_training[name]) for name, value in loose.items() if name in of_training}
+    of_gates = {name: parse(name, value, of_method[name]) for name, value in loose.items() if name not in of_training}
     sizes: dict[str, Any] = {
         "hidden_size": hidden_size, "embedding_size": embedding_size, "num_hidden_layers": num_hidden_layers,
         "num_hidden_groups": num_hidden_groups, "num_attention_heads": num_attention_heads,
@@ -84,10 +87,16 @@ def pretrain(
     from stretto.architectures.alberta_config import AlbertaConfig
     from stretto.data import split_off
     from stretto.folder import quiet_transformers
-    from stretto.pretraining import DEFAULTS
+    from stretto.pretraining import DEFAULTS, make_gates
     from stretto.pretraining import pretrain as pretrain_model
 
-    AlbertaConfig(**sizes)  # unfit sizes are named before any work is done
+    shape = AlbertaConfig(**sizes)  # unfit sizes are named before any work is done
+    if of_gates and not gates:
+        raise StrettoError(
+            f"Expected no settings of gates beside --no-gates, got {', '.join(of_gates)}. Leave them out."
+        )
+    if gates:
+        make_gates(shape, **of_gates)
     check_arguments({**DEFAULTS, **arguments})
     seed = arguments.get("seed", DEFAULTS["seed"])
     train_data, dev_data = split_off(read_texts(text_file, text, split), held_out, seed)
@@ -97,7 +106,10 @@ def pretrain(
         set_seed(seed)
         model = AlbertaForMaskedLM(AlbertaConfig(vocab_size=len(used), pad_token_id=used.pad_token_id, **sizes))
         try:
-            summary = pretrain_model(model, used, train_data, dev_data, output, progress=is_main_process(), **arguments)
+            method = make_gates(model.config, **of_gates) if gates else None
+            summary = pretrain_model(
+                model, used, train_data, dev_data, output, gates=method, progress=is_main_process(), **arguments
+            )
         except KeyboardInterrupt:
             say(f"the run is kept in {output}.work; the same command goes on with it")
             raise

@@ -18,7 +18,8 @@ Differs from the paper: wrapped around any encoder that was pretrained without g
 inside the norm, as above; the paper's are pre-LN, H + p_i Attn(LN(H)), and so are gated where the backbone's are. An
 encoder that learned to use all its layers is not urged to do with fewer, so a penalty μ on the sum of gates is added
 (0: as published), and the predictor starts with all gates almost open. A sequence leaves as a whole, so tasks that
-answer every token work too: the token head reads the states they have then.
+answer every token work too: the token head reads the states they have then. For an encoder pretrained with its gates,
+and as published, see `stretto.pretraining`.
 
 Dial: γ, the gate below which a layer is not run. 0 runs all layers with their gates, as in training. Off is -1: gates
 are ignored and the full model answers as plain transformers would; after training with gates that is a comparison, not
@@ -44,7 +45,7 @@ IGNORED, GATED = -1.0, 0.0  # dials at which all layers run, without and with th
 @dataclass(frozen=True)
 class ALBERTaConfig:
     num_train_epochs: float = 3
-    """Epochs of ordinary fine-tuning (the first stage)."""
+    """Epochs of ordinary fine-tuning (the first stage); 0 leaves it out, for encoders pretrained with gates."""
     learning_rate: float = 5e-5
     """Learning rate of ordinary fine-tuning."""
     gate_epochs: float = 3
@@ -149,7 +150,7 @@ class ALBERTa(Method):
             "gates", config.gate_epochs, config.gate_learning_rate, config.predictor_learning_rate,
             decides=True, dials=(GATED,),
         )  # fmt: skip
-        return [self.finetuning(), gates]
+        return [self.finetuning(), gates] if config.num_train_epochs else [gates]
 
     def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
         self.watched = []
