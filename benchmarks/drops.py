@@ -86,7 +86,7 @@ SETS = {
         rows={"length_adaptive": DROP_ONCE}, searched_on=100,
     ),
     "eraser": DropSet(
-        "eraser_movies.train", "eraser_movies.dev", "eraser_movies.test", 2, max_length=256,
+        "eraser_movies.train", "eraser_movies.val", "eraser_movies.test", 2, max_length=256,
         rows={"adapler": {"gamma": 5e-3, "phi": 5e-4, **ADAPTIVE}},
     ),
 }  # fmt: skip
