@@ -8,6 +8,7 @@ from stretto.methods.base import Dial, Method, Pass, Shape, Stage, TrainingBatch
 from stretto.methods.branchynet import BranchyNet
 from stretto.methods.constant_ratio import ConstantRatio
 from stretto.methods.deebert import DeeBERT
+from stretto.methods.depth_mi import DepthMI
 from stretto.methods.full import Full
 from stretto.methods.halting import Halting
 from stretto.methods.length_adaptive import LengthAdaptive
@@ -22,6 +23,7 @@ ALL: tuple[type[Method], ...] = (
     Full, StaticDepth, ConstantRatio,
     DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE, ALBERTa,
     PowerBERT, LengthAdaptive, AdapLeR,
+    DepthMI,
 )  # fmt: skip
 
 METHODS: Registry[type[Method]] = Registry(
