@@ -9,6 +9,7 @@ from stretto.methods.branchynet import BranchyNet
 from stretto.methods.constant_ratio import ConstantRatio
 from stretto.methods.deebert import DeeBERT
 from stretto.methods.depth_mi import DepthMI
+from stretto.methods.depth_reconstruction import DepthReconstruction
 from stretto.methods.full import Full
 from stretto.methods.halting import Halting
 from stretto.methods.length_adaptive import LengthAdaptive
@@ -23,7 +24,7 @@ ALL: tuple[type[Method], ...] = (
     Full, StaticDepth, ConstantRatio,
     DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE, ALBERTa,
     PowerBERT, LengthAdaptive, AdapLeR,
-    DepthMI,
+    DepthMI, DepthReconstruction,
 )  # fmt: skip
 
 METHODS: Registry[type[Method]] = Registry(
