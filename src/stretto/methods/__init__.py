@@ -18,13 +18,14 @@ from stretto.methods.pabee import PABEE
 from stretto.methods.power_bert import PowerBERT
 from stretto.methods.shallow_deep import ShallowDeep
 from stretto.methods.static_depth import StaticDepth
+from stretto.methods.token_halting import TokenHalting
 from stretto.registry import Registry
 
 ALL: tuple[type[Method], ...] = (
     Full, StaticDepth, ConstantRatio,
     DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE, ALBERTa,
     PowerBERT, LengthAdaptive, AdapLeR,
-    DepthMI, DepthReconstruction,
+    DepthMI, DepthReconstruction, TokenHalting,
 )  # fmt: skip
 
 METHODS: Registry[type[Method]] = Registry(
