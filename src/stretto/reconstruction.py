@@ -178,6 +178,7 @@ def tally_losses(model: AnytimeLM, batches: Iterable[Inputs], share: float) -> T
     `share` of the words of a text are masked together, as in training: every word once, in 1 / `share` passes."""
     tally, engine = Tally(model.backbone.n_layers + 1), PackedEngine(model.backbone)
     for inputs in batches:
+        inputs = inputs.to(model.encoder.device)
         number = word_numbers(inputs)
         losses = word_losses(masked_losses(model, engine, inputs, in_groups(number, share)), number)
         words = words_in(inputs.input_ids, inputs.attention_mask, inputs.notes["word"], inputs.notes["word_key"])

@@ -113,6 +113,7 @@ class DepthReconstruction(WordDepths):
             raise StrettoError(
                 "Expected a model that kept its masked language model, got one without. Train with --keep-estimator."
             )
+        inputs = inputs.to(self.estimator.encoder.device)
         depth = reconstruction_depth(occurrence_losses(self.estimator, inputs), penalty)
         return torch.where(word_numbers(inputs) < 0, self.shape.n_layers, depth)
 
