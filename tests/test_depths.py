@@ -281,3 +281,16 @@ def test_some_texts_run_in_full_while_training() -> None:
     assert set(dials[0].tolist()) == {0.0, 1.0} and 16 < int(dials[0].sum()) < 48
     assert model.method.pooled_head.classifier.weight.grad.any()
     assert model.encoder.classifier.weight.grad.any()
+
+
+def test_token_halting_trains_and_serves_any_dial(tmp_path: Path) -> None:
+    model = tiny_model("token_halting", num_train_epochs=1, anytime_epochs=1, depth_epochs=1)
+    train(model, tiny_reviews(32), tiny_reviews(16, seed=1), tmp_path / "model", **QUICK)
+    loaded = AdaptiveModel.from_pretrained(tmp_path / "model")
+    texts = [text for (text,) in tiny_reviews(4, seed=3).texts]
+    for dial in (1.0, 0.6, 0.0):
+        assert loaded.predict(texts, dial) == model.predict(texts, dial)
+    shallow = explain(loaded, texts[0], 0.0)
+    assert shallow.depth == 1 and set(shallow.depths or []) == {1}
+    told = explain(loaded, texts[0], 0.9)
+    assert told.depths is not None and max(told.depths) == told.depth

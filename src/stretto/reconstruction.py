@@ -117,7 +117,7 @@ class LossRecorder(Method):
 
     def __init__(self, model: AnytimeLM, losses: Tensor) -> None:
         nn.Module.__init__(self)
-        self.model, self.losses, self.exits = model, losses, None  # [B, T, L]
+        self.model, self.noted, self.exits = model, losses, None  # [B, T, L]
 
     def decide(self, state: State) -> Decision | None:
         self.note(state.rows, state.row_notes["target"], state.ids[state.sequence], state.position, state.layer)
@@ -127,7 +127,7 @@ class LossRecorder(Method):
         """[N, d], then [N] each."""
         for some in (target != NO_TARGET).nonzero().squeeze(1).split(GUESSES):
             found = self.model.head.losses(rows[some], target[some], self.model.embedding)
-            self.losses[sequence[some], position[some], layer - 1] = found
+            self.noted[sequence[some], position[some], layer - 1] = found
 
 
 @torch.inference_mode()
@@ -154,7 +154,7 @@ def masked_losses(model: AnytimeLM, engine: PackedEngine, inputs: Inputs, group:
         assert last is not None
         sequence, position = hidden.nonzero(as_tuple=True)
         recorder.note(last[hidden], copies.notes["target"][hidden], sequence, position, n_layers)
-        everything[source[sequence], position] = recorder.losses[hidden]
+        everything[source[sequence], position] = recorder.noted[hidden]
     return everything
 
 

@@ -47,6 +47,7 @@ class TokenHalting(DepthAdaptive):
     name = "token_halting"
     Config = TokenHaltingConfig
     known_after = 1
+    monotone = False  # who is asked pays the predictor, also where it freezes nothing
     dial = Dial(
         "quantile", "each token runs to the depth that suffices with this probability; 1 runs to the end",
         off=1.0, sweep=spaced(1.0, 0.0, steps=20), upper=1.0,
