@@ -62,7 +62,8 @@ class AnytimeLM(nn.Module):
         """Σ_n of layer n's mean loss over the masked tokens of a batch (`masked`)."""
         target = inputs.notes["target"]
         hidden = target != NO_TARGET
-        states = ReferenceEngine(self.backbone).hidden_states(inputs)[1:]
+        engine = ReferenceEngine(self.backbone)
+        states = engine.as_heads_read(engine.hidden_states(inputs))
         # the logits over the vocabulary are large: computed anew in the backward pass, a layer at a time
         losses = [
             checkpoint(self.head.losses, state[hidden], target[hidden], self.embedding, use_reentrant=False)
@@ -120,7 +121,8 @@ class LossRecorder(Method):
         self.model, self.noted, self.exits = model, losses, None  # [B, T, L]
 
     def decide(self, state: State) -> Decision | None:
-        self.note(state.rows, state.row_notes["target"], state.ids[state.sequence], state.position, state.layer)
+        rows = self.model.backbone.for_head(state.rows)
+        self.note(rows, state.row_notes["target"], state.ids[state.sequence], state.position, state.layer)
         return None
 
     def note(self, rows: Tensor, target: Tensor, sequence: Tensor, position: Tensor, layer: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from executed import executed_flops
 from scripted import Scripted, ragged_state
-from tiny import ARCHITECTURES, give_table, random_inputs, tiny_backbone, tiny_model, uses_types
+from tiny import STACKS, give_table, random_inputs, tiny_backbone, tiny_model, uses_types
 from torch import Tensor
 
 from stretto.encoding import NO_WORD, UNKNOWN_WORD
@@ -154,12 +154,12 @@ def copied_upwards(engine: ReferenceEngine, inputs: Inputs, depth: Tensor) -> Te
     hidden = engine.embed(inputs)
     bias = engine._bias(inputs.positions, visible, hidden.new_zeros(visible.shape))
     for n in range(1, backbone.n_layers + 1):
-        updated = backbone.feed_forward(n - 1, backbone.attend(n - 1, hidden, bias))
+        updated = backbone.feed_forward(n - 1, backbone.attend(n - 1, hidden, bias, inputs.positions))
         hidden = torch.where((n <= depth).unsqueeze(-1), updated, hidden)
-    return hidden
+    return backbone.for_head(hidden)
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize("seed", range(3))
 def test_any_map_of_depths_copies_states_upwards(model_type: str, seed: int) -> None:
     backbone = tiny_backbone(model_type)

@@ -112,7 +112,8 @@ def test_every_word_is_in_one_group() -> None:
 def reference_losses(model: AnytimeLM, inputs: Inputs, hidden: Tensor) -> Tensor:
     """[L, masked tokens], from the reference engine."""
     target = inputs.input_ids[hidden]
-    states = ReferenceEngine(model.backbone).hidden_states(masked(inputs, hidden, model.mask_id))[1:]
+    engine = ReferenceEngine(model.backbone)
+    states = engine.as_heads_read(engine.hidden_states(masked(inputs, hidden, model.mask_id)))
     return torch.stack([model.head.losses(state[hidden], target, model.embedding) for state in states])
 
 

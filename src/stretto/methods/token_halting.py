@@ -85,7 +85,7 @@ class TokenHalting(DepthAdaptive):
         mask = batch.inputs.attention_mask.bool()
         with torch.no_grad():
             states = batch.engine.hidden_states(batch.inputs)
-            right = self.correct_tokens(states[1:], batch.labels)[:, mask]  # [L, tokens]
+            right = self.correct_tokens(batch.engine.as_heads_read(states), batch.labels)[:, mask]  # [L, tokens]
             oracle = oracle_depth(right, self.config.penalty)
         halting = cross_entropy(self.predictor(states[1][mask]), oracle - 1)
         quantile = torch.rand(len(batch.labels), device=batch.labels.device)
@@ -96,7 +96,7 @@ class TokenHalting(DepthAdaptive):
     def learn_anytime(self, batch: TrainingBatch) -> Tensor:
         """The mean loss of the pooled head over all layers, and that of the model's own head."""
         inputs, backbone = batch.inputs, batch.engine.backbone
-        states = batch.engine.hidden_states(inputs)[1:]
+        states = batch.engine.as_heads_read(batch.engine.hidden_states(inputs))
         first = torch.arange(len(batch.labels), device=batch.labels.device), inputs.attention_mask.argmax(dim=1)
         answers = [self.pooled_head(self.pooled_head.pool_padded(state, inputs.attention_mask)) for state in states]
         early = torch.stack([self.task.loss(logits, batch.labels).mean() for logits in answers]).mean()
