@@ -18,7 +18,8 @@ from stretto.methods import METHODS
 from stretto.training import StageTrainer
 
 VERBS = [
-    "pretrain", "train", "evaluate", "search", "predict", "explain", "rationales", "bench engine", "bench model",
+    "pretrain", "train", "evaluate", "search", "predict", "explain", "depths", "rationales", "bench engine",
+    "bench model",
     "methods", "demo",
 ]  # fmt: skip
 

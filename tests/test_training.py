@@ -34,6 +34,7 @@ def learner(method: str = "deebert", **settings: Any) -> AdaptiveModel:
         "adaptive_epochs": 3, "adaptive_learning_rate": 5e-4,
         "gate_epochs": 6, "gate_learning_rate": 5e-4, "depth_penalty": 0.2,
         "search_epochs": 3, "retention_learning_rate": 0.1, "retrain_epochs": 3, "retrain_learning_rate": 1e-3,
+        "depth_epochs": 3, "depth_learning_rate": 1e-3, "head_learning_rate": 5e-3,
     }  # fmt: skip
     epochs |= {name: value for name, value in further.items() if name in known}
     if method == "alberta":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import random
 from typing import Any
@@ -14,7 +15,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from stretto.backbones import Backbone, backbone_for
+from stretto.encoding import NO_WORD
+from stretto.methods.depths import WordDepths
 from stretto.state import Inputs
+from stretto.words import word_keys
 
 #: One representative of every backbone class and of every model type that shares one.
 ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "alberta")
@@ -73,7 +77,9 @@ def tiny_backbone(
 
 
 def random_inputs(lengths: list[int], seed: int = 0, *, side: str = "right", types: bool = True) -> Inputs:
-    """A padded batch of random tokens. A sequence's tokens depend on `seed` and its index, not on the padding."""
+    """A padded batch of random tokens. A sequence's tokens depend on `seed` and its index, not on the padding.
+
+    Every token is a word; the first of each sequence is none, as [CLS]."""
     columns = max(lengths)
     ids = torch.zeros(len(lengths), columns, dtype=torch.long)
     mask, token_types = torch.zeros_like(ids), torch.zeros_like(ids)
@@ -83,7 +89,22 @@ def random_inputs(lengths: list[int], seed: int = 0, *, side: str = "right", typ
         ids[i, where] = torch.randint(len(SPECIAL), VOCABULARY, (length,), generator=generator)
         mask[i, where] = 1
         token_types[i, where] = (torch.arange(length) > length // 2).long()
-    return Inputs(ids, mask, token_types if types else None)
+    inputs = Inputs(ids, mask, token_types if types else None)
+    word = torch.where(mask.bool() & (inputs.positions > 0), inputs.positions, NO_WORD)
+    return dataclasses.replace(inputs, notes={"word": word, "word_key": word_keys(ids, word)})
+
+
+def give_table(method: Any) -> Any:
+    """Random entries for most words of the vocabulary, if the method has a table of words."""
+    if isinstance(method, WordDepths):
+        ids = torch.arange(len(SPECIAL), VOCABULARY).unsqueeze(1)
+        ids = ids[ids.squeeze(1) % 9 > 0]  # the others have not been seen
+        keys, order = word_keys(ids, torch.zeros_like(ids)).squeeze(1).sort()
+        generator = torch.Generator().manual_seed(11)
+        count, width = len(keys), method.table.values.shape[1]
+        values = 1 + torch.randint(0, 4, (count, width), generator=generator).float()
+        method.table.fill(keys, ids[order], torch.ones(count), values)
+    return method
 
 
 def uses_types(model_type: str) -> bool:
@@ -119,8 +140,8 @@ def tiny_model(
     encoder.config.update(task.hf_config())
     backbone = backbone_for(encoder)
     torch.manual_seed(7)
-    shape = Shape(backbone.d, backbone.n_layers, backbone.n_labels)
-    built = METHODS[method](METHODS[method].Config(**settings), shape, task)
+    shape = Shape(backbone.d, backbone.n_layers, backbone.n_labels, mask_id=SPECIAL.index("[UNK]"))
+    built = give_table(METHODS[method](METHODS[method].Config(**settings), shape, task))
     return AdaptiveModel(encoder, tiny_tokenizer(), built, task).eval()
 
 

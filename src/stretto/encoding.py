@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stretto.errors import StrettoError
 from stretto.state import Inputs
+from stretto.words import word_keys
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -25,6 +26,9 @@ CHUNK = 1024
 
 #: The label of a token that has none: padding, special tokens, all but the first piece of a word.
 IGNORED = -100
+
+#: In the place of a word's number: a special token, and a token that stands for a word the vocabulary lacks.
+NO_WORD, UNKNOWN_WORD = -1, -2
 
 #: Backbones that count positions from pad_token_id + 1 rather than from 0.
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
@@ -64,8 +68,12 @@ def max_length_of(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) 
     return min(limits)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]], max_length: int) -> Encoded:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]], max_length: int, *, words: bool = False
+) -> Encoded:
     """Tokenise single texts or pairs; a pair too long loses tokens of its longer text ("longest_first").
+
+    With `words` the features also tell which word each token belongs to (see `words_of`).
 
     The tokenizer runs without truncation and the surplus is cut here: its own truncation also builds every
     combination of the overflow, which for pairs grows with the square of the length (30 s for 200 pairs of
@@ -80,6 +88,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]],
             f"Expected a max_length above the {specials} special tokens of an input, got {max_length}. "
             "Raise --max-length."
         )
+    if words:
+        check_fast(tokenizer)
     features: list[Feature] = []
     truncated = 0
     for start in range(0, len(texts), CHUNK):
@@ -87,6 +97,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]],
         batch = tokenizer(*columns, verbose=False)  # no warning of long inputs: they are cut below
         for i in range(len(columns[0])):
             feature = {name: batch[name][i] for name in batch}
+            if words:
+                feature["word"] = words_of(batch.encodings[i], tokenizer.unk_token_id)
             if len(feature["input_ids"]) > max_length:
                 truncated += 1
                 if batch.encodings is None:  # a tokenizer written in Python; its truncation is simple
@@ -99,6 +111,29 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]],
                     feature = {name: [values[k] for k in keep] for name, values in feature.items()}
             features.append(feature)
     return Encoded(texts, features, truncated, list(range(len(texts))))
+
+
+def mask_id_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that stands for a masked one; for want of it that of unknown words."""
+    return tokenizer.unk_token_id if tokenizer.mask_token_id is None else tokenizer.mask_token_id
+
+
+def check_fast(tokenizer: Any) -> None:
+    if not tokenizer.is_fast:
+        raise StrettoError(
+            f"Expected a tokenizer that tells where its tokens come from, got {type(tokenizer).__name__}, written in "
+            "Python. Save the model with its fast tokenizer (tokenizer.json)."
+        )
+
+
+def words_of(encoding: Any, unknown: int | None) -> list[int]:
+    """For each token the number of its word in its text, as the tokenizer splits; NO_WORD or UNKNOWN_WORD if none.
+
+    Equal numbers side by side are one word: special tokens stand between the texts of a pair."""
+    return [
+        NO_WORD if word is None else UNKNOWN_WORD if token == unknown else word
+        for word, token in zip(encoding.word_ids, encoding.ids, strict=True)
+    ]
 
 
 def _kept(sides: list[int | None], max_length: int, truncation_side: str) -> list[int]:
@@ -189,4 +224,7 @@ def as_inputs(batch: dict[str, Tensor]) -> Inputs:
     """A collated batch without its labels: what is not the tokenizer's is a note on the tokens."""
     given = ("input_ids", "attention_mask", "token_type_ids")
     notes = {name: value for name, value in batch.items() if name not in given}
+    if "word" in notes:
+        notes["word"] = torch.where(batch["attention_mask"].bool(), notes["word"], NO_WORD)
+        notes["word_key"] = word_keys(batch["input_ids"], notes["word"])
     return Inputs(batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"), notes=notes)

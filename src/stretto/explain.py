@@ -1,8 +1,9 @@
 """Which token lives to which layer: one text, run by the model's own method, and watched.
 
 A `Watcher` stands in for the method on the packed engine. It hands every decision through and notes what became of
-each token, by what score the method ranked it (the convention: `state.row_notes["score"]`), and what the exits said
-that the method asked. Nothing is computed for it: answer and cost are those of `AdaptiveModel.predict`.
+each token, by what score the method ranked it (the convention: `state.row_notes["score"]`), what depth it gave it
+(`state.row_notes["depth"]`), and what the exits said that the method asked. Nothing is computed for it: answer and cost
+are those of `AdaptiveModel.predict`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from stretto.encoding import Origin, origins
 from stretto.evaluate import batches
 from stretto.methods.base import Method
+from stretto.methods.pooled_head import PooledHead
 from stretto.model import AdaptiveModel, Text
 from stretto.state import Decision, State
 from stretto.tasks import Prediction, SequenceTask
@@ -37,6 +39,8 @@ class Explanation:
     """[L, T] bool: it went through the layer without being updated."""
     scores: Tensor
     """[L, T] what the method ranked it by in the layer; NaN where it did not."""
+    depths: list[int] | None
+    """[T] the depth the method gave each token; None if it gave none."""
     exits: list[dict[str, float] | None]
     """[L] what the exit after the layer said, if the method asked; for regression the value, under ''."""
     prediction: Prediction
@@ -65,6 +69,7 @@ class Explanation:
             "lives": self.lives.int().tolist(),
             "frozen": self.frozen.int().tolist(),
             "scores": [[None if score != score else score for score in row] for row in self.scores.tolist()],
+            "depths": self.depths,
             "exits": self.exits,
         }
 
@@ -83,7 +88,11 @@ class Watcher(Method):
         self.lives[0] = True
         self.frozen = torch.zeros(n_layers, n_tokens, dtype=torch.bool)
         self.scores = torch.full((n_layers, n_tokens), torch.nan, dtype=torch.float64)
+        self.depths: list[int] | None = None
         self.exit_logits: dict[int, Tensor] = {}
+
+    def own_head(self) -> PooledHead | None:
+        return self.method.own_head()
 
     def decide(self, state: State) -> Decision:
         if "exit_logits" in state.providers:
@@ -92,6 +101,8 @@ class Watcher(Method):
         decision = (self.method.decide(state) if state.point in self.method.points else None) or Decision()
         score = state.row_notes.get("score")
         position = state.position.cpu()
+        if self.depths is None and "depth" in state.row_notes:  # such methods drop nothing: all tokens are there
+            self.depths = state.row_notes["depth"].tolist()
         if score is not None and score is not before:  # an older note follows the rows from layer to layer
             self.scores[state.layer - 1, position] = score.cpu().double()
         if state.point == "between":  # asked in every layer that runs
@@ -127,6 +138,7 @@ def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Expl
         lives=watcher.lives,
         frozen=watcher.frozen,
         scores=watcher.scores,
+        depths=watcher.depths,
         exits=[told.get(layer) for layer in range(1, n_layers + 1)],
         prediction=model.predict(text, dial),
         method=model.method.name,

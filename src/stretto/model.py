@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones import backbone_for
-from stretto.encoding import Encoded, max_length_of
+from stretto.encoding import Encoded, mask_id_of, max_length_of
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
@@ -20,7 +20,7 @@ from stretto.folder import Folder, load_config, load_encoder, load_tokenizer, re
 from stretto.measure import Cost
 from stretto.methods import METHODS, Method, Shape
 from stretto.state import Inputs, Output
-from stretto.tasks import Prediction, Task, task_from_config
+from stretto.tasks import Prediction, SequenceTask, Task, task_from_config
 
 __all__ = ["AdaptiveModel", "Prediction", "Text", "make_config"]
 
@@ -34,6 +34,7 @@ class AdaptiveModel(nn.Module):
         self.encoder, self.method = encoder, method  # what is trained and saved
         self.tokenizer, self.task, self.dtype = tokenizer, task, dtype
         self.backbone = backbone_for(encoder)
+        method.attach(self.backbone)
         self.max_length = max_length_of(tokenizer, encoder.config)
         self.dial: float = method.dial.off
         self.operating_points: list[dict[str, Any]] = []
@@ -69,10 +70,11 @@ class AdaptiveModel(nn.Module):
         task = task or task_from_config(hf_config, folder.task if folder else None)
         encoder = load_encoder(str(name_or_path), hf_config.model_type, task, new_labels=new_labels)
         backbone = backbone_for(encoder)
-        built = method_class(config, Shape(backbone.d, backbone.n_layers, backbone.n_labels), task)
+        tokenizer = load_tokenizer(str(name_or_path), task)
+        shape = Shape(backbone.d, backbone.n_layers, backbone.n_labels, mask_id_of(tokenizer))
+        built = method_class(config, shape, task)
         if built.exits is not None:
             built.exits.start_from(backbone.pooler())
-        tokenizer = load_tokenizer(str(name_or_path), task)
         if max_length is not None:
             tokenizer.model_max_length = min(max_length, max_length_of(tokenizer, encoder.config))
         model = cls(encoder, tokenizer, built, task, dtype)
@@ -138,6 +140,8 @@ class AdaptiveModel(nn.Module):
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any] | None = None) -> Encoded:
         """Tokenise inputs (and labels, one per input, as in a `Dataset`) as the task wants them."""
+        if self.method.reads_words and isinstance(self.task, SequenceTask):
+            return self.task.encode(self.tokenizer, texts, self.max_length, labels, words=True)
         return self.task.encode(self.tokenizer, texts, self.max_length, labels)
 
     def answer(self, encoded: Encoded, dial: float | Tensor | None = None, batch_size: int = 32) -> list[Any]:

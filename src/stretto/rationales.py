@@ -37,7 +37,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from stretto.data import class_numbers
-from stretto.encoding import Origin, encode, origins
+from stretto.encoding import Origin, origins
 from stretto.errors import StrettoError
 from stretto.evaluate import batches
 from stretto.explain import Watcher
@@ -241,7 +241,7 @@ def _token_scores(
     model: AdaptiveModel, example: Rationale, text: tuple[str, ...], dial: float | None
 ) -> dict[str, tuple[Array | None, Array]]:
     """By source: [L, T] scores (None if it has none) and [L, T] bool, the tokens it selects."""
-    features = encode(model.tokenizer, [text], model.max_length).features
+    features = model.encode([text]).features
     (inputs,) = batches(features, model.tokenizer.pad_token_id, 1)
     inputs = inputs.to(model.encoder.device)
     sources: dict[str, tuple[Array | None, Array]] = {}

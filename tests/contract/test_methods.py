@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from executed import executed_flops
-from tiny import ARCHITECTURES, random_inputs, tiny_backbone, uses_types
+from tiny import ARCHITECTURES, give_table, random_inputs, tiny_backbone, uses_types
 
 from stretto.backbones import Backbone
 from stretto.engine.packed import PackedEngine
@@ -33,9 +33,8 @@ def make(name: str, backbone: Backbone, task: Task | None = None, **settings: An
     if any(field.name == "max_tokens" for field in dataclasses.fields(METHODS[name].Config)):
         settings.setdefault("max_tokens", 16)  # the texts here are short
     torch.manual_seed(3)
-    method = METHODS[name](
-        METHODS[name].Config(**settings), Shape(backbone.d, backbone.n_layers, backbone.n_labels), task
-    )
+    shape = Shape(backbone.d, backbone.n_layers, backbone.n_labels)
+    method: Method = give_table(METHODS[name](METHODS[name].Config(**settings), shape, task))
     with torch.no_grad():
         for parameter in method.parameters():
             parameter.normal_(std=0.4)
@@ -58,7 +57,8 @@ def assert_same(a: Output, b: Output) -> None:
 def row(inputs: Inputs, index: int) -> Inputs:
     keep = slice(index, index + 1)
     types = None if inputs.token_type_ids is None else inputs.token_type_ids[keep]
-    return Inputs(inputs.input_ids[keep], inputs.attention_mask[keep], types)
+    notes = {name: note[keep] for name, note in inputs.notes.items()}
+    return Inputs(inputs.input_ids[keep], inputs.attention_mask[keep], types, notes=notes)
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)

@@ -99,7 +99,7 @@ def training_batch(method: AdapLeR, engine: ReferenceEngine, epoch: float = 0.0)
     def run(dial: float, skip: tuple[int, ...] = ()) -> Any:
         return engine.run(inputs, method, dial, skip=skip)
 
-    return TrainingBatch(inputs, labels, run, 0, epoch)
+    return TrainingBatch(inputs, labels, run, 0, epoch, engine)
 
 
 def stage_of(method: AdapLeR) -> Any:

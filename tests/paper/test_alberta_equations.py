@@ -133,7 +133,8 @@ def training_batch(model: Any) -> tuple[TrainingBatch, list[Tensor]]:
         seen.append(output.logits)
         return output
 
-    return TrainingBatch(inputs, torch.tensor([0, 1, 1]), run, step=0, epoch=0.0), seen
+    batch = TrainingBatch(inputs, torch.tensor([0, 1, 1]), run, step=0, epoch=0.0, engine=model.reference)
+    return batch, seen
 
 
 def test_serving_with_gamma_zero_is_the_training_path() -> None:

@@ -50,8 +50,9 @@ def training_batch(run: Callable[..., Tensor], labels: list[int]) -> TrainingBat
     """A batch whose runs give the logits that `run` says."""
     tokens = torch.ones(len(labels), 5, dtype=torch.long)
     trace = Trace.empty(torch.tensor([5] * len(labels)), 3)
+    engine = ReferenceEngine(tiny_backbone("bert"))
     return TrainingBatch(
-        Inputs(tokens, tokens), torch.tensor(labels), lambda *a, **n: Output(run(*a, **n), trace), 0, 0.0
+        Inputs(tokens, tokens), torch.tensor(labels), lambda *a, **n: Output(run(*a, **n), trace), 0, 0.0, engine
     )
 
 

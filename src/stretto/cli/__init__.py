@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from stretto.cli import bench, demo, describe, evaluate, explain, predict, pretrain, rationales, search, train
+from stretto.cli import bench, demo, depths, describe, evaluate, explain, predict, pretrain, rationales, search, train
 from stretto.cli.verbs import TERMINATED, Verb, Verbs, examples
 
 __all__ = ["app", "main"]
@@ -31,6 +31,7 @@ app.command("evaluate", cls=Verb, epilog=examples(evaluate.EXAMPLES))(evaluate.e
 app.command("search", cls=Verb, epilog=examples(search.EXAMPLES))(search.search)
 app.command("predict", cls=Verb, epilog=examples(predict.EXAMPLES))(predict.predict)
 app.command("explain", cls=Verb, epilog=examples(explain.EXAMPLES))(explain.explain)
+app.command("depths", cls=Verb, epilog=examples(depths.EXAMPLES))(depths.depths)
 app.command("rationales", cls=Verb, epilog=examples(rationales.EXAMPLES))(rationales.rationales)
 app.add_typer(benches, name="bench")
 benches.command("engine", cls=Verb, epilog=examples(bench.ENGINE_EXAMPLES))(bench.engine)

@@ -115,6 +115,10 @@ class ReferenceEngine:
             states[-1] = self.backbone.for_head(hidden)
         return states
 
+    def as_heads_read(self, states: list[Tensor]) -> list[Tensor]:
+        """What `hidden_states` gave of all layers -> [B, T, d] after each layer, as a head there would read it."""
+        return [*map(self.backbone.for_head, states[1:-1]), states[-1]]
+
     def run(
         self, inputs: Inputs, method: Method, dial: float | Tensor, *,
         keep_hidden: bool = False, skip: Collection[int] = (),

@@ -179,12 +179,26 @@ class Run:
         """`leave` with rows as the head reads them."""
         ids = self.state.ids[leaving]
         if logits is None and not self.answers_tokens:  # tokens are answered in the end, all together
-            self.trace.decider_macs[ids] += self.backbone.head_macs
-            logits = self.backbone.classify(rows[self.state.starts[leaving]])
+            logits = self._final_answers(leaving, rows)
         if logits is not None:
             self.logits[ids] = logits.to(self.logits.dtype)
         self._shelve(leaving[self.state.sequence], rows)
         return self.state.select_sequences(~leaving)
+
+    def _final_answers(self, leaving: Tensor, rows: Tensor) -> Tensor:
+        """[leaving, C] from the model's own head, or from the method's for the sequences that it answers."""
+        state, head = self.state, self.method.own_head()
+        ids, first = state.ids[leaving], state.starts[leaving]
+        mine = None if head is None else head.answers(state)[leaving]  # [leaving]
+        if head is None or mine is None or not bool(mine.any()):
+            self.trace.decider_macs[ids] += self.backbone.head_macs
+            return self.backbone.classify(rows[first])
+        logits = self.logits.new_zeros(len(ids), self.backbone.n_labels)
+        logits[mine] = head(head.pool_rows(rows, state)[leaving][mine]).to(logits.dtype)
+        if not bool(mine.all()):
+            logits[~mine] = self.backbone.classify(rows[first[~mine]]).to(logits.dtype)
+        self.trace.decider_macs[ids] += torch.where(mine, head.macs, self.backbone.head_macs)
+        return logits
 
     def after(self, layer: int, rows: Tensor) -> Tensor | None:
         """Exits after `layer`. Returns the indices of the rows that stay, or None if all do."""

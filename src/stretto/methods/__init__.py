@@ -8,6 +8,8 @@ from stretto.methods.base import Dial, Method, Pass, Shape, Stage, TrainingBatch
 from stretto.methods.branchynet import BranchyNet
 from stretto.methods.constant_ratio import ConstantRatio
 from stretto.methods.deebert import DeeBERT
+from stretto.methods.depth_mi import DepthMI
+from stretto.methods.depth_reconstruction import DepthReconstruction
 from stretto.methods.full import Full
 from stretto.methods.halting import Halting
 from stretto.methods.length_adaptive import LengthAdaptive
@@ -16,12 +18,14 @@ from stretto.methods.pabee import PABEE
 from stretto.methods.power_bert import PowerBERT
 from stretto.methods.shallow_deep import ShallowDeep
 from stretto.methods.static_depth import StaticDepth
+from stretto.methods.token_halting import TokenHalting
 from stretto.registry import Registry
 
 ALL: tuple[type[Method], ...] = (
     Full, StaticDepth, ConstantRatio,
     DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE, ALBERTa,
     PowerBERT, LengthAdaptive, AdapLeR,
+    DepthMI, DepthReconstruction, TokenHalting,
 )  # fmt: skip
 
 METHODS: Registry[type[Method]] = Registry(

@@ -27,7 +27,7 @@ Dial: a factor on the learned thresholds. 0 is the full model, 1 as trained; abo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -200,7 +200,7 @@ class AdapLeR(Method):
         )  # fmt: skip
         return [self.finetuning(), adaptive, *([retrain] if config.retrain_epochs else [])]
 
-    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterator[tuple[Inputs, Tensor]]) -> Notes:
+    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> Notes:
         """The saliency of every training token, from the fine-tuned model."""
         if stage.name != "adaptive":
             return {}

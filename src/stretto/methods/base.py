@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from stretto.errors import StrettoError
 from stretto.methods.exits import ExitHeads
+from stretto.methods.pooled_head import PooledHead
 from stretto.state import Decision, Inputs, Output, Point, State
 from stretto.tasks import Task
 
 if TYPE_CHECKING:
+    from stretto.backbones import Backbone
     from stretto.engine.reference import ReferenceEngine
 
 #: Notes on training tokens by name: for each example a tensor with one entry per token.
@@ -57,6 +59,8 @@ class Shape:
     d: int
     n_layers: int
     n_labels: int
+    mask_id: int | None = None
+    """The token that stands for a masked one."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Stage:
     """Dials at which the dev data are scored, if the stage reads no exits; none means off."""
     rates: tuple[tuple[str, float], ...] = ()
     """Learning rates of single parameters of the method, by the beginning of their name; they are not decayed."""
+    unlabelled: str = ""
+    """A file of texts without labels that the stage learns from in the place of the training data."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ class TrainingBatch:
     """Optimizer steps taken in this stage."""
     epoch: float
     """Epochs done in this stage; a fraction within one."""
+    engine: ReferenceEngine
+    """The engine that `run` uses, for hidden states with nothing decided."""
 
 
 class Method(nn.Module):
@@ -126,6 +134,8 @@ class Method(nn.Module):
     uses_exits: ClassVar[bool] = False
     restore: ClassVar[bool] = False
     """Whether dropped tokens get their last state back after the last layer."""
+    reads_words: ClassVar[bool] = False
+    """Whether `Inputs.notes` are to tell which word each token belongs to (`word`, and `word_key`: see `words.py`)."""
     monotone: ClassVar[bool] = True
     """Whether cost falls along the sweep for every single sequence; if not, it does on average."""
 
@@ -140,6 +150,13 @@ class Method(nn.Module):
         self.exits: ExitHeads | None = None
         if self.uses_exits:
             self.exits = ExitHeads(shape.d, shape.n_layers - 1, shape.n_labels, config.pool, config.dropout)
+
+    def attach(self, backbone: Backbone) -> None:
+        """Once the model is put together, before saved weights are loaded: build what takes after its encoder."""
+
+    def own_head(self) -> PooledHead | None:
+        """A head that answers in the place of the model's own where the dial is not off; None if there is none."""
+        return None
 
     def decide(self, state: State) -> Decision | None:
         """What to do with the live rows at this point of this layer; None means nothing."""
@@ -161,11 +178,15 @@ class Method(nn.Module):
         logits = batch.run(stage.dials[0]).logits
         return self.task.loss(logits, batch.labels).mean()
 
-    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterator[tuple[Inputs, Tensor]]) -> Notes:
+    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> Notes:
         """Before a stage: what the method wants to know of each training token, as `Inputs.notes` while it learns.
 
-        `batches` are the training examples in order, with their labels; one list entry [n tokens] per example."""
+        `batches` are the training examples in order, with their labels, and may be gone through several times; one
+        list entry [n tokens] per example."""
         return {}
+
+    def finish(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> None:
+        """After a stage, in eval mode: what the method makes of what it has learned. `batches` as in `prepare`."""
 
     def after_step(self, stage: Stage) -> None:
         """After each optimizer step: put parameters back into their range."""

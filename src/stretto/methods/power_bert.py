@@ -26,7 +26,7 @@ them. 0 is the full model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -148,7 +148,7 @@ class PowerBERT(Method):
         )  # fmt: skip
         return [self.finetuning(), search, retrain]
 
-    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterator[tuple[Inputs, Tensor]]) -> Notes:
+    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> Notes:
         if stage.name == "search":
             longest = max(int(inputs.attention_mask.sum(dim=1).max()) for inputs, _ in batches)
             with torch.no_grad():

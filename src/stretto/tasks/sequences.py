@@ -49,9 +49,10 @@ class SequenceTask(Task):
         return parts
 
     def encode(
-        self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None
-    ) -> Encoded:
-        return replace(encode(tokenizer, texts, max_length), labels=labels)
+        self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None,
+        *, words: bool = False,
+    ) -> Encoded:  # fmt: skip
+        return replace(encode(tokenizer, texts, max_length, words=words), labels=labels)
 
     def decode(self, logits: Logits, encoded: Encoded | None = None) -> list[LabelPrediction]:
         return self.answers(stacked(logits))

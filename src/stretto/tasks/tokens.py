@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from stretto.encoding import CHUNK, IGNORED, Encoded
+from stretto.encoding import CHUNK, IGNORED, Encoded, check_fast
 from stretto.errors import StrettoError
 from stretto.tasks import metrics
 from stretto.tasks.base import Logits, Prediction, Task, check_finite, kl
@@ -171,14 +171,6 @@ class Tokens(Task):
 def mean_where(values: Tensor, chosen: Tensor) -> Tensor:
     """[B, T] and bool [B, T] -> [B] mean over the chosen entries; 0 where none is."""
     return torch.where(chosen, values, 0).sum(dim=1) / chosen.sum(dim=1).clamp(min=1)
-
-
-def check_fast(tokenizer: Any) -> None:
-    if not tokenizer.is_fast:
-        raise StrettoError(
-            f"Expected a tokenizer that tells where its tokens come from, got {type(tokenizer).__name__}, written in "
-            "Python. Save the model with its fast tokenizer (tokenizer.json)."
-        )
 
 
 def within(special: Sequence[int], room: int) -> list[int]:

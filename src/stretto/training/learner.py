@@ -46,7 +46,7 @@ class Learner(nn.Module):
         def run(dial: float | Tensor, skip: tuple[int, ...] = ()) -> Any:
             return self.model.reference.run(inputs, self.model.method, dial, skip=skip)
 
-        return TrainingBatch(inputs, labels, run, self.step, self.epoch)
+        return TrainingBatch(inputs, labels, run, self.step, self.epoch, self.model.reference)
 
     def read(self, inputs: Inputs) -> Pass:
         """A full pass, nothing decided, and what the exits of this stage make of it."""

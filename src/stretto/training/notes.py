@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from stretto.encoding import EncodedDataset, collate
+from stretto.encoding import EncodedDataset, as_inputs, collate
 from stretto.errors import StrettoError
 from stretto.methods.base import Notes, Stage
 from stretto.model import AdaptiveModel
@@ -29,7 +30,8 @@ def with_notes(
         notes = unpack(load_file(path), data)
     else:
         model.eval()
-        notes = model.method.prepare(stage, model.reference, labelled_batches(model, data, stage.name, progress))
+        batches = LabelledBatches(data, model.tokenizer.pad_token_id, f"preparing {stage.name}" if progress else "")
+        notes = model.method.prepare(stage, model.reference, batches)
         check_notes(notes, data)
         if notes and is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
@@ -39,14 +41,23 @@ def with_notes(
     return EncodedDataset(data.features, data.labels, notes) if notes else data
 
 
-def labelled_batches(
-    model: AdaptiveModel, data: EncodedDataset, name: str, progress: bool
-) -> Iterator[tuple[Inputs, Tensor]]:
-    pad = collate(model.tokenizer.pad_token_id)
-    starts = range(0, len(data), BATCH)
-    for start in tqdm(starts, desc=f"preparing {name}", disable=not progress, leave=False):
-        batch = pad([data[i] for i in range(start, min(start + BATCH, len(data)))])
-        yield Inputs(batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids")), batch["labels"]
+@dataclass(frozen=True)
+class LabelledBatches:
+    """The examples in order, with their labels; may be gone through several times."""
+
+    data: EncodedDataset
+    pad_token_id: int
+    progress: str
+    """What the progress bar is called; '' shows none."""
+
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
+        pad = collate(self.pad_token_id)
+        starts = range(0, len(self.data), BATCH)
+        for start in tqdm(starts, desc=self.progress, disable=not self.progress, leave=False):
+            batch = pad([self.data[i] for i in range(start, min(start + BATCH, len(self.data)))])
+            labels = batch.pop("labels")
+            del batch["example_id"]
+            yield as_inputs(batch), labels
 
 
 def check_notes(notes: Notes, data: EncodedDataset) -> None:

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from stretto.data import Dataset
+from stretto.data import Dataset, load
 from stretto.encoding import Encoded, EncodedDataset, collate
 from stretto.errors import StrettoError
 from stretto.evaluate import cheapest_within, sweep
@@ -28,7 +28,7 @@ from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
 from stretto.training.frozen import record_examples, recording_fits
 from stretto.training.learner import Learner
-from stretto.training.notes import with_notes
+from stretto.training.notes import LabelledBatches, with_notes
 from stretto.training.plan import Plan
 from stretto.training.processes import is_main_process, wait_for_all
 from stretto.training.trainer import StageTrainer, mean_score
@@ -127,11 +127,14 @@ def run_stage(
         return
     learner = Learner(model, stage)
     examples = {name: EncodedDataset(data.features, data.labels) for name, data in encoded.items()}
+    if stage.unlabelled:
+        texts = load(stage.unlabelled, task=model.task.name, labelled=False).texts
+        examples["train"] = EncodedDataset(model.encode(texts).features, [0] * len(texts))
     datasets: dict[str, Any] = {**examples, "train": with_notes(model, stage, examples["train"], folder, progress)}
     settings = {**arguments}
     if stage.best_by == "last":
         settings["load_best_model_at_end"] = False
-    recorded = not stage.trains_backbone and recording_fits(model, examples)
+    recorded = not stage.trains_backbone and not stage.decides and recording_fits(model, examples)
     if recorded:
         datasets = {name: record_examples(model, data, progress) for name, data in examples.items()}
         settings["train_sampling_strategy"] = "random"
@@ -160,6 +163,10 @@ def run_stage(
     if progress:
         trainer.add_callback(StageProgress)
     trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    model.eval()
+    shown = f"finishing {stage.name}" if progress else ""
+    batches = LabelledBatches(examples["train"], model.tokenizer.pad_token_id, shown)
+    model.method.finish(stage, model.reference, batches)
     if is_main_process():
         partial = folder / "partial.safetensors"
         save_file({name: value.contiguous() for name, value in model.state_dict().items()}, partial)

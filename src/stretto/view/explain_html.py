@@ -22,6 +22,8 @@ td.joined { border-left: 0; padding-left: 0; box-shadow: inset 0 -2px #777; }
 td.opens { padding-right: 0; box-shadow: inset 0 -2px #777; }
 td.live { background: #a8d8cf; background: color-mix(in srgb, #00897b calc(var(--score, .35) * 75%), #e8f4f1); }
 td.gone { opacity: .25; }
+td.depth { vertical-align: bottom; font-size: .8rem; color: #555; }
+td.depth i { display: block; background: #1565c0; height: calc(var(--depth) * 4rem); }
 td.frozen { outline: 2px dashed #1565c0; outline-offset: -2px; }
 tr.exit th { color: #b23c00; font-weight: 700; }
 tr.exit td { border-bottom: 3px solid #b23c00; }
@@ -39,7 +41,7 @@ def explanation_page(explanation: Explanation) -> str:
     """The whole page. Scores are shown relative to the highest of their layer."""
     title = "Which token lives to which layer"
     layers = range(explanation.depth + 1)
-    rows = "\n".join(_row(explanation, layer) for layer in layers)
+    rows = _depths(explanation) + "\n".join(_row(explanation, layer) for layer in layers)
     never = len(explanation.scores) - explanation.depth
     after = f" The {never} layers after it did not run." if never else ""
     cut = "<p>The text was longer than the model allows and was cut.</p>" if explanation.truncated else ""
@@ -56,6 +58,17 @@ Hover over a token for its score. Without scores of the method's own, all tokens
 {KEY}
 </body></html>
 """
+
+
+def _depths(explanation: Explanation) -> str:
+    """A row of bars, one over each token, if the method gave depths."""
+    if explanation.depths is None:
+        return ""
+    cells = "".join(
+        f'<td class="depth" style="--depth: {depth / len(explanation.scores):.3f}">{depth}<i></i></td>'
+        for depth in explanation.depths
+    )
+    return f'<tr class="depths"><th>depth</th>{cells}</tr>\n'
 
 
 def _row(explanation: Explanation, layer: int) -> str:

@@ -11,7 +11,8 @@ from stretto.view.tables import plain_table, show_table
 if TYPE_CHECKING:
     from stretto.explain import Explanation
 
-#: From tokens that leave first to those that stay to the end, for terminals of many and of 16 colours.
+#: From tokens that leave first (or have the least depth) to those that stay to the end, for terminals of many and of
+#: 16 colours.
 SHADES = (
     "grey50", "#204a4a on #d7efe9", "#10403a on #a6dccd", "#08332d on #6cc3ad",
     "#ffffff on #2f9d84", "#ffffff on #006d5b",
@@ -45,7 +46,10 @@ def token_rows(explanation: Explanation) -> list[dict[str, Any]]:
     for place, last in enumerate(explanation.last_layers):
         bar = "".join("*" if f else "#" if alive else "." for alive, f in zip(lived[place], frozen[place], strict=True))
         mark = "+" if explanation.joined[place] else ""
-        rows.append({"token": mark + visible(explanation.tokens[place]), "layers": bar, "last": last})
+        row = {"token": mark + visible(explanation.tokens[place]), "layers": bar, "last": last}
+        if explanation.depths is not None:
+            row["depth"] = explanation.depths[place]
+        rows.append(row)
     return rows
 
 
@@ -85,7 +89,8 @@ def _show_text(explanation: Explanation, stream: IO[str]) -> bool:
     depth, most = explanation.depth, len(shades) - 1
     text = Text()
     ever_frozen = explanation.frozen.any(dim=0).tolist()
-    for place, last in enumerate(explanation.last_layers):
+    ends = explanation.last_layers if explanation.depths is None else explanation.depths
+    for place, last in enumerate(ends):
         if place and not explanation.joined[place]:
             text.append(" ")
         shade = shades[most if last >= depth else last * most // depth]
@@ -93,7 +98,7 @@ def _show_text(explanation: Explanation, stream: IO[str]) -> bool:
         text.append(visible(explanation.tokens[place]), style=style)
     legend = Text("\ntokens: ")
     for place, shade in enumerate(shades):
-        words = {0: "leave first", most: "stay to the end"}
+        words = {0: "leave first" if explanation.depths is None else "least depth", most: "stay to the end"}
         legend.append(f" {words.get(place, '…')} ", style=shade)
     if any(ever_frozen):
         legend.append("  ")

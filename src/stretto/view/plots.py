@@ -1,4 +1,4 @@
-"""Plots: score over cost, anything over layers."""
+"""Plots: score over cost, anything over layers, histograms."""
 
 from __future__ import annotations
 
@@ -72,6 +72,29 @@ def layer_plot(panels: Mapping[str, Mapping[str, Sequence[float | None]]], path:
         axes.spines[["top", "right"]].set_visible(False)
     all_axes[-1].set_xlabel("layer")
     all_axes[-1].legend(frameon=False)
+    figure.savefig(path, dpi=160)
+
+
+def depth_histograms(
+    values: Sequence[float], depths: Sequence[int], n_layers: int, path: str | Path, *, measure: str
+) -> None:
+    """How many words have which value (above) and which depth (below)."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    path = check_plot_path(path)
+    figure = Figure(figsize=(6.4, 6.0), layout="constrained")
+    above, below = figure.subplots(2, 1)
+    above.hist(values, bins=50, color=COLOURS[0], log=True)
+    above.set_xlabel(measure)
+    below.bar(range(1, n_layers + 1), np.bincount(depths, minlength=n_layers + 1)[1:], color=COLOURS[1])
+    below.set_xlabel("depth")
+    below.set_xticks(range(1, n_layers + 1))
+    for axes in (above, below):
+        axes.set_ylabel("words")
+        axes.grid(color="0.92")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=160)
 
 

@@ -1,0 +1,148 @@
+"""Depth by mutual information: words that tell the label need few layers.
+
+Before training, the mutual information of each word with the labels is counted on the training texts. The more a word
+tells, the fewer layers it gets; the word then waits, frozen, while the others go deeper. Depths are looked up in a
+table: nothing is predicted when the model serves.
+
+Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (MI based estimation).
+
+    MI(x) = Σ_y Σ_{i_x, i_y} P(i_x, i_y) log(P(i_x, i_y) / (P(i_x) P(i_y)))   -> `mutual_information`, Eq. 2
+    MI_log(x) = -log MI(x); d(x) = its bin among N of equal width             -> `equal_width_depths`, Eq. 3
+    freeze after d(x) layers; the pooled head at n_max                        -> `stretto.methods.depths`
+
+Differs from the paper: words are what the tokenizer takes for words, and their pieces inherit the depth; words that
+the training texts (cut to the model's length) do not have, and special tokens, go through all layers; a regression's
+numbers are sorted into bins of equal size first. Training starts from a fine-tuned model and lets some texts run in
+full, so that the model's own head, which answers with the dial off, stays as good as it was; the pooled head answers
+when it is on. The optimizer is that of all methods here.
+
+Dial: how far depths go down from all layers (0, the full model) to the estimated ones (1, as trained), and beyond:
+d = ceil(L - dial (L - d(x))), at least 1. Words in the deepest bin keep all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stretto.engine.reference import ReferenceEngine
+from stretto.methods.base import Dial, Notes, Shape, Stage
+from stretto.methods.depths import WordDepthConfig, WordDepths
+from stretto.state import Inputs
+from stretto.tasks import Task
+from stretto.words import Tally, Words, words_in
+
+#: The least mutual information there is; below it the logarithm would run away.
+LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class DepthMIConfig(WordDepthConfig):
+    smoothing: float = 0.1
+    """Added to each of the four counts behind a word and a label, so that none is 0."""
+    label_bins: int = 5
+    """For regression: bins of equal size that take the place of labels."""
+
+
+def mutual_information(texts_with: Tensor, texts: Tensor, smoothing: float) -> Tensor:
+    """[V, C] texts of each label with the word, [C] texts of each label -> [V] mutual information, in nats."""
+    texts_with, texts = texts_with.double(), texts.double()
+    both = texts_with + smoothing  # the word and the label
+    word_only = texts_with.sum(dim=1, keepdim=True) - texts_with + smoothing
+    label_only = texts - texts_with + smoothing
+    neither = texts.sum() - texts - word_only + 2 * smoothing
+    total = texts.sum() + 4 * smoothing
+    found = torch.zeros_like(both)
+    for cell, same_word, same_label in (
+        (both, word_only, label_only),
+        (word_only, both, neither),
+        (label_only, neither, both),
+        (neither, label_only, word_only),
+    ):
+        found += cell / total * (cell * total / ((cell + same_word) * (cell + same_label))).log()
+    return found.sum(dim=1)
+
+
+def equal_width_depths(information: Tensor, n_depths: int) -> Tensor:
+    """[V] MI -> [V] depth 1..n_depths: bins of equal width of -log MI, the highest MI in the first."""
+    scaled = -information.double().clamp(min=LEAST).log()
+    width = (scaled.max() - scaled.min()) / n_depths
+    if float(width) == 0:  # nothing tells the words apart
+        return torch.full_like(scaled, n_depths, dtype=torch.long)
+    return ((scaled - scaled.min()) / width).floor().long().clamp(max=n_depths - 1) + 1
+
+
+def towards(depth: Tensor, dial: Tensor, n_layers: int) -> Tensor:
+    """[n], [n] -> [n]: ceil(L - dial (L - d)), from all layers (dial 0) to the depth itself (1) and below."""
+    # rounded first: 12 - 0.1 * 10 must not be a little more than 11
+    return (n_layers - dial * (n_layers - depth)).round(decimals=9).ceil().clamp(min=1).long()
+
+
+def label_edges(labels: Tensor, bins: int) -> Tensor:
+    """[n] numbers -> the edges between at most `bins` bins that hold about equally many of them."""
+    return torch.quantile(labels.double(), torch.arange(1, bins, dtype=torch.float64) / bins).unique()
+
+
+def presence(words: Words) -> Tensor:
+    """Indices of the first occurrence of each word in each sequence: a text has a word or has it not."""
+    _, kind = words.keys.unique(return_inverse=True)
+    seen, place = (words.sequence * (len(words.keys) + 1) + kind).unique(return_inverse=True)
+    numbers = torch.arange(len(place), device=place.device)
+    return place.new_full((len(seen),), len(place)).scatter_reduce(0, place, numbers, "amin")
+
+
+class DepthMI(WordDepths):
+    name = "depth_mi"
+    Config = DepthMIConfig
+    measure = "mutual information"
+    dial = Dial(
+        "strength", "how far words go down from all layers (0) to the depths of the table (1), and beyond",
+        off=0.0, sweep=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0),
+    )  # fmt: skip
+
+    def __init__(self, config: DepthMIConfig, shape: Shape, task: Task) -> None:
+        super().__init__(config, shape, task, width=2)  # MI(x) and d(x)
+
+    def stages(self) -> list[Stage]:
+        return [self.finetuning(), self.depth_stage(dial=1.0)]
+
+    def word_measure(self) -> Tensor:
+        return self.table.values[:, 0]
+
+    def hardness(self, measure: Tensor) -> Tensor:
+        return -measure
+
+    def word_depths(self, rows: Tensor, dial: Tensor) -> Tensor:
+        return towards(self.table.values[rows, 1], dial, self.shape.n_layers)
+
+    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> Notes:
+        """The table, counted on the training texts."""
+        if stage.name == "depths":
+            edges = None
+            n_classes = self.shape.n_labels
+            if self.task.name == "regression":
+                edges = label_edges(torch.cat([labels for _, labels in batches]), self.config.label_bins)
+                n_classes = len(edges) + 1
+            self.count(batches, n_classes, edges)
+        return {}
+
+    def count(self, batches: Iterable[tuple[Inputs, Tensor]], n_classes: int, edges: Tensor | None = None) -> None:
+        """Fill the table from labelled texts; `edges` sort numbers into classes."""
+        tally, texts = Tally(n_classes), torch.zeros(n_classes, dtype=torch.long)
+        for inputs, labels in batches:
+            classes = labels if edges is None else torch.bucketize(labels.double(), edges)
+            texts += torch.bincount(classes, minlength=n_classes)
+            notes = inputs.notes
+            words = words_in(inputs.input_ids, inputs.attention_mask, notes["word"], notes["word_key"])
+            once = presence(words)
+            hits = torch.nn.functional.one_hot(classes[words.sequence[once]], n_classes)
+            tally.add(words.keys[once], words.pieces[once], hits)
+        tally.settle()
+        self.check_words(tally)
+        information = mutual_information(tally.sums, texts, self.config.smoothing)
+        depths = equal_width_depths(information, self.shape.n_layers)
+        values = torch.stack([information, depths], dim=1)
+        self.table.fill(tally.keys, tally.pieces, tally.sums.sum(dim=1), values)

@@ -1,0 +1,166 @@
+"""What the methods share that give every token a depth of its own.
+
+A token is updated up to its depth and then frozen: its state is copied upwards, where deeper tokens still see it. When
+the last token of a sequence is frozen, the sequence is answered.
+
+Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021.
+
+    h_t^n = layer n of h^{n-1} if n <= d(x_t), else h_t^{n-1}          -> `DepthAdaptive.decide`, Eq. 5
+    n_max = max_t d(x_t): no layer above runs                          -> the engines (all tokens are frozen)
+    v = ReLU([max; mean]) at n_max                                     -> `PooledHead`, Eq. 6
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from stretto.encoding import NO_WORD
+from stretto.errors import StrettoError
+from stretto.methods.base import Method, Shape, Stage, TrainingBatch
+from stretto.methods.pooled_head import PooledHead
+from stretto.state import Decision, State
+from stretto.tasks import Task
+from stretto.words import Tally, WordTable
+
+
+@dataclass(frozen=True)
+class DepthConfig:
+    """Settings shared by the methods that give every token a depth."""
+
+    num_train_epochs: float = 3
+    """Epochs of ordinary fine-tuning (the first stage)."""
+    learning_rate: float = 5e-5
+    """Learning rate of ordinary fine-tuning."""
+    depth_epochs: float = 3
+    """Epochs of the stage that trains with tokens frozen at their depths."""
+    depth_learning_rate: float = 3e-5
+    """Learning rate of the backbone in that stage."""
+    head_learning_rate: float = 1e-3
+    """Learning rate of the pooled head."""
+    dropout: float = 0.1
+    """Dropout inside the pooled head."""
+    full_share: float = 0.2
+    """Part of the training texts that run in full, so that the full model keeps its answers."""
+
+
+@dataclass(frozen=True)
+class WordDepthConfig(DepthConfig):
+    """And those of the methods whose depths are estimated for words, in advance."""
+
+    head: Literal["pooled", "model"] = "pooled"
+    """Who answers when the dial is on: 'pooled', a head that reads maximum and mean of all tokens, as published, or the
+    'model' with its own head."""
+    special: Literal["full", "deepest"] = "full"
+    """Depth of [CLS], [SEP] and their like: 'full', as deep as the model, or 'deepest', as the deepest word of the
+    text, so that a text of shallow words is answered early."""
+
+
+class DepthAdaptive(Method):
+    """Freezes every token at its depth. What that depth is, a method says in `depths`."""
+
+    points = frozenset({"before"})
+    known_after: ClassVar[int] = 0
+    """The layer whose output the depths are told from; 0 is what comes in."""
+
+    def __init__(self, config: DepthConfig, shape: Shape, task: Task) -> None:
+        super().__init__(config, shape, task)
+        self.pooled_head = PooledHead(shape.d, shape.n_labels, config.dropout, self.dial.off)
+
+    def own_head(self) -> PooledHead | None:
+        return self.pooled_head
+
+    def depths(self, state: State) -> Tensor:
+        """[N] depth of each live token, 1..L, at the dial of its sequence."""
+        raise NotImplementedError
+
+    def decide(self, state: State) -> Decision | None:
+        if state.layer <= self.known_after or not bool((state.dial != self.dial.off).any()):
+            return None
+        if "depth" not in state.row_notes:
+            off = (state.dial == self.dial.off)[state.sequence]
+            state.row_notes["depth"] = torch.where(off, self.shape.n_layers, self.depths(state))
+        return Decision(freeze=state.row_notes["depth"] < state.layer)
+
+    def depth_stage(self, dial: float) -> Stage:
+        config = self.config
+        return Stage(
+            "depths", config.depth_epochs, config.depth_learning_rate, config.head_learning_rate,
+            decides=True, dials=(dial,),
+        )  # fmt: skip
+
+    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
+        """The task's loss at the dial of the stage; some sequences, drawn anew in every step, run in full."""
+        full = torch.rand(len(batch.labels), device=batch.labels.device) < self.config.full_share
+        logits = batch.run(torch.where(full, self.dial.off, stage.dials[0])).logits
+        return self.task.loss(logits, batch.labels).mean()
+
+
+class WordDepths(DepthAdaptive):
+    """Depths of words, estimated in advance and looked up in a table: nothing is predicted at serving time."""
+
+    tasks = ("classification", "regression")
+    reads_words = True
+    measure: ClassVar[str]
+    """What the table holds of each word, in words."""
+
+    def __init__(self, config: WordDepthConfig, shape: Shape, task: Task, width: int) -> None:
+        super().__init__(config, shape, task)
+        if config.head not in ("pooled", "model") or config.special not in ("full", "deepest"):
+            raise StrettoError(
+                "Expected a head among 'pooled' and 'model', and special among 'full' and 'deepest', got "
+                f"'{config.head}' and '{config.special}'. Choose among them."
+            )
+        self.table = WordTable(width)
+
+    def own_head(self) -> PooledHead | None:
+        return self.pooled_head if self.config.head == "pooled" else None
+
+    def word_measure(self) -> Tensor:
+        """[V] the measure of each word of the table."""
+        raise NotImplementedError
+
+    def hardness(self, measure: Tensor) -> Tensor:
+        """[V] the measure -> [V] numbers that grow with depth, to rank words of the same depth."""
+        raise NotImplementedError
+
+    def word_depths(self, rows: Tensor, dial: Tensor) -> Tensor:
+        """[n] rows of the table, [n] dials -> [n] depths."""
+        raise NotImplementedError
+
+    def table_depths(self, dial: float) -> Tensor:
+        """[V] the depth of every word of the table."""
+        self.check_table()
+        rows = torch.arange(len(self.table), device=self.table.keys.device)
+        return self.word_depths(rows, torch.full_like(rows, dial, dtype=torch.float64))
+
+    def check_table(self) -> None:
+        if not len(self.table):
+            raise StrettoError(
+                f"Expected a table with the depths of words, got none: this {self.name} model has not been trained. "
+                f"Train it with `stretto train --method {self.name}`, all stages."
+            )
+
+    def check_words(self, tally: Tally) -> None:
+        if not len(tally.keys):
+            raise StrettoError("Expected training texts with words in them, got none. Check the text column.")
+
+    def depths(self, state: State) -> Tensor:
+        self.check_table()
+        if "word_key" not in state.row_notes:
+            raise StrettoError(
+                "Expected the word of every token in Inputs.notes, got none. Tokenise with AdaptiveModel.encode."
+            )
+        rows = self.table.find(state.row_notes["word_key"])  # [N]
+        depth = self.word_depths(rows.clamp(min=0), state.dial[state.sequence])
+        depth = torch.where(rows < 0, self.shape.n_layers, depth)  # unseen words and special tokens
+        if self.config.special == "deepest":
+            special = state.row_notes["word"] == NO_WORD
+            of_words = torch.where(special, 0, depth)
+            deepest = of_words.new_zeros(state.n_sequences).scatter_reduce(0, state.sequence, of_words, "amax")
+            deepest = torch.where(deepest == 0, self.shape.n_layers, deepest)  # a text without words
+            depth = torch.where(special, deepest[state.sequence], depth)
+        return depth

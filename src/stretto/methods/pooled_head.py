@@ -1,0 +1,51 @@
+"""The pooled head: one answer from all tokens, whatever layer each of them stopped at.
+
+    v = ReLU([max; mean]) over the tokens, logits = W v + b
+
+Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021, Eq. 6.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from stretto.state import State
+
+
+class PooledHead(nn.Module):
+    """One head for all layers. B sequences, T columns, d hidden size, C labels."""
+
+    def __init__(self, d: int, n_labels: int, dropout: float, off: float) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(2 * d, n_labels)
+        self.dropout = nn.Dropout(dropout)
+        self.off = off
+        """The dial at which the model's own head answers."""
+        self.macs = 2 * d * n_labels  # for one sequence
+
+    def answers(self, state: State) -> Tensor:
+        """[B] bool: sequences that this head answers."""
+        return state.dial != self.off
+
+    def pool_rows(self, rows: Tensor, state: State) -> Tensor:
+        """Packed rows [N, d] -> [B, 2 d]."""
+        empty = rows.new_zeros(state.n_sequences, rows.shape[1])
+        largest = empty.scatter_reduce(0, state.sequence.unsqueeze(1).expand_as(rows), rows, "amax", include_self=False)
+        mean = empty.index_add(0, state.sequence, rows) / state.lengths.unsqueeze(1)
+        return torch.cat([largest, mean], dim=1).relu()
+
+    def pool_padded(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
+        """Padded states [B, T, d] -> [B, 2 d]; the same as `pool_rows`, for training."""
+        mask = attention_mask.unsqueeze(-1).bool()
+        largest = hidden.masked_fill(~mask, -torch.inf).amax(dim=1)
+        mean = hidden.masked_fill(~mask, 0).sum(dim=1) / mask.sum(dim=1)
+        return torch.cat([largest, mean], dim=1).relu()
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """[…, 2 d] -> […, C]"""
+        return self.classifier(self.dropout(pooled))
+
+    def of_token(self, hidden: Tensor) -> Tensor:
+        """[…, d] -> […, C]: what a single token would answer; its maximum and its mean are itself."""
+        return self(torch.cat([hidden, hidden], dim=-1).relu())
