@@ -14,6 +14,7 @@ from tiny import STACKS, give_table, random_inputs, tiny_backbone, tiny_model, u
 from torch import Tensor
 
 from stretto.encoding import NO_WORD, UNKNOWN_WORD
+from stretto.errors import StrettoError
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.measure import flops
@@ -63,9 +64,18 @@ def test_more_classes_are_summed() -> None:
 def test_bins_of_equal_width_on_the_logarithm() -> None:
     """-log MI = 0, 1.1, 2.1, 3.9, 4 in four bins of width 1; the highest MI is the shallowest."""
     information = torch.tensor([0.0, -1.1, -2.1, -3.9, -4.0]).exp()
-    assert equal_width_depths(information, 4).tolist() == [1, 2, 3, 4, 4]
-    assert equal_width_depths(torch.tensor([0.3, 0.3]), 4).tolist() == [4, 4]
-    assert equal_width_depths(torch.tensor([1.0, 0.0]), 12).tolist() == [1, 12]  # MI 0 has no logarithm
+    assert equal_width_depths(information, 4, 1e-12).tolist() == [1, 2, 3, 4, 4]
+    assert equal_width_depths(torch.tensor([0.3, 0.3]), 4, 1e-12).tolist() == [4, 4]
+
+
+def test_words_without_information_set_the_width_of_the_bins() -> None:
+    """MI 1, e^-3 and 0: with ε = e^-4 the bins are 1 wide, with ε = e^-12 they are 3 wide."""
+    information = torch.tensor([1.0, math.exp(-3.1), 0.0])
+    assert equal_width_depths(information, 4, math.exp(-4)).tolist() == [1, 4, 4]
+    assert equal_width_depths(information, 4, math.exp(-12)).tolist() == [1, 2, 4]
+    for wrong in (0.0, 1.0, -1e-9):
+        with pytest.raises(StrettoError, match="Expected a least_information between 0 and 1"):
+            tiny_model("depth_mi", least_information=wrong)
 
 
 def test_the_dial_goes_from_all_layers_to_the_depth_and_on() -> None:

@@ -7,12 +7,13 @@ table: nothing is predicted when the model serves.
 Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (MI based estimation).
 
     MI(x) = Σ_y Σ_{i_x, i_y} P(i_x, i_y) log(P(i_x, i_y) / (P(i_x) P(i_y)))   -> `mutual_information`, Eq. 2
-    MI_log(x) = -log MI(x); d(x) = its bin among N of equal width             -> `equal_width_depths`, Eq. 3
+    MI_log(x) = -log max(MI(x), ε); d(x) = its bin among N of equal width             -> `equal_width_depths`, Eq. 3
     freeze after d(x) layers; the pooled head at n_max                        -> `stretto.methods.depths`
 
 Differs from the paper: words are what the tokenizer takes for words, and their pieces inherit the depth; words that
 the training texts (cut to the model's length) do not have, and special tokens, go through all layers; a regression's
-numbers are sorted into bins of equal size first. Training starts from a fine-tuned model and lets some texts run in
+numbers are sorted into bins of equal size first. The paper does not say what becomes of words without information (as
+often with one label as with the other), whose logarithm is infinite: they count as having ε. Training starts from a fine-tuned model and lets some texts run in
 full, so that the model's own head, which answers with the dial off, stays as good as it was; the pooled head answers
 when it is on. The optimizer is that of all methods here.
 
@@ -29,20 +30,21 @@ import torch
 from torch import Tensor
 
 from stretto.engine.reference import ReferenceEngine
+from stretto.errors import StrettoError
 from stretto.methods.base import Dial, Notes, Shape, Stage
 from stretto.methods.depths import WordDepthConfig, WordDepths
 from stretto.state import Inputs
 from stretto.tasks import Task
 from stretto.words import Tally, Words, words_in
 
-#: The least mutual information there is; below it the logarithm would run away.
-LEAST = 1e-12
-
 
 @dataclass(frozen=True)
 class DepthMIConfig(WordDepthConfig):
     smoothing: float = 0.1
     """Added to each of the four counts behind a word and a label, so that none is 0."""
+    least_information: float = 1e-12
+    """ε: what counts as no information. It decides the cost: words at or below it set the deepest bin, so a smaller one
+    makes all bins wider and all other words shallower."""
     label_bins: int = 5
     """For regression: bins of equal size that take the place of labels."""
 
@@ -66,9 +68,9 @@ def mutual_information(texts_with: Tensor, texts: Tensor, smoothing: float) -> T
     return found.sum(dim=1)
 
 
-def equal_width_depths(information: Tensor, n_depths: int) -> Tensor:
-    """[V] MI -> [V] depth 1..n_depths: bins of equal width of -log MI, the highest MI in the first."""
-    scaled = -information.double().clamp(min=LEAST).log()
+def equal_width_depths(information: Tensor, n_depths: int, least: float) -> Tensor:
+    """[V] MI -> [V] depth 1..n_depths: bins of equal width of -log max(MI, least), the highest MI in the first."""
+    scaled = -information.double().clamp(min=least).log()
     width = (scaled.max() - scaled.min()) / n_depths
     if float(width) == 0:  # nothing tells the words apart
         return torch.full_like(scaled, n_depths, dtype=torch.long)
@@ -104,6 +106,10 @@ class DepthMI(WordDepths):
     )  # fmt: skip
 
     def __init__(self, config: DepthMIConfig, shape: Shape, task: Task) -> None:
+        if not 0 < config.least_information < 1:
+            raise StrettoError(
+                f"Expected a least_information between 0 and 1, got {config.least_information}. Choose 1e-12, say."
+            )
         super().__init__(config, shape, task, width=2)  # MI(x) and d(x)
 
     def stages(self) -> list[Stage]:
@@ -143,6 +149,6 @@ class DepthMI(WordDepths):
         tally.settle()
         self.check_words(tally)
         information = mutual_information(tally.sums, texts, self.config.smoothing)
-        depths = equal_width_depths(information, self.shape.n_layers)
+        depths = equal_width_depths(information, self.shape.n_layers, self.config.least_information)
         values = torch.stack([information, depths], dim=1)
         self.table.fill(tally.keys, tally.pieces, tally.sums.sum(dim=1), values)
