@@ -14,9 +14,9 @@ from tiny import STACKS, give_table, random_inputs, tiny_backbone, tiny_model, u
 from torch import Tensor
 
 from stretto.encoding import NO_WORD, UNKNOWN_WORD
-from stretto.errors import StrettoError
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
+from stretto.errors import StrettoError
 from stretto.measure import flops
 from stretto.methods import METHODS, Shape
 from stretto.methods.depth_mi import equal_width_depths, label_edges, mutual_information, presence, towards

@@ -7,15 +7,16 @@ table: nothing is predicted when the model serves.
 Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (MI based estimation).
 
     MI(x) = Σ_y Σ_{i_x, i_y} P(i_x, i_y) log(P(i_x, i_y) / (P(i_x) P(i_y)))   -> `mutual_information`, Eq. 2
-    MI_log(x) = -log max(MI(x), ε); d(x) = its bin among N of equal width             -> `equal_width_depths`, Eq. 3
+    MI_log(x) = -log max(MI(x), ε); d(x) = its bin among N of equal width     -> `equal_width_depths`, Eq. 3
     freeze after d(x) layers; the pooled head at n_max                        -> `stretto.methods.depths`
 
 Differs from the paper: words are what the tokenizer takes for words, and their pieces inherit the depth; words that
 the training texts (cut to the model's length) do not have, and special tokens, go through all layers; a regression's
 numbers are sorted into bins of equal size first. The paper does not say what becomes of words without information (as
-often with one label as with the other), whose logarithm is infinite: they count as having ε. Training starts from a fine-tuned model and lets some texts run in
-full, so that the model's own head, which answers with the dial off, stays as good as it was; the pooled head answers
-when it is on. The optimizer is that of all methods here.
+often with one label as with the other), whose logarithm is infinite: they count as having ε, and since they stand at
+the deep end of the scale, ε decides the depths of all other words, and so the cost. Training starts from a fine-tuned
+model and lets some texts run in full, so that the model's own head, which answers with the dial off, stays as good as
+it was; the pooled head answers when it is on. The optimizer is that of all methods here.
 
 Dial: how far depths go down from all layers (0, the full model) to the estimated ones (1, as trained), and beyond:
 d = ceil(L - dial (L - d(x))), at least 1. Words in the deepest bin keep all layers.
