@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.engine.reference import ReferenceEngine
-from stretto.methods.base import Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.base import Dial, FinetuningConfig, Method, Notes, Shape, Stage, TrainingBatch
 from stretto.saliency import saliency
 from stretto.state import Decision, Inputs, State
 from stretto.tasks import Task
@@ -47,11 +47,7 @@ THETA_LEAST = 0.01
 
 
 @dataclass(frozen=True)
-class AdapLeRConfig:
-    num_train_epochs: float = 3
-    """Epochs of ordinary fine-tuning (the first stage)."""
-    learning_rate: float = 5e-5
-    """Learning rate of ordinary fine-tuning."""
+class AdapLeRConfig(FinetuningConfig):
     adaptive_epochs: float = 5
     """Epochs of adaptive training (the second stage)."""
     adaptive_learning_rate: float = 3e-5

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial, Method, Shape, Stage, TrainingBatch
+from stretto.methods.base import Dial, FinetuningConfig, Method, Shape, Stage, TrainingBatch
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
@@ -43,11 +43,9 @@ IGNORED, GATED = -1.0, 0.0  # dials at which all layers run, without and with th
 
 
 @dataclass(frozen=True)
-class ALBERTaConfig:
+class ALBERTaConfig(FinetuningConfig):
     num_train_epochs: float = 3
     """Epochs of ordinary fine-tuning (the first stage); 0 leaves it out, for encoders pretrained with gates."""
-    learning_rate: float = 5e-5
-    """Learning rate of ordinary fine-tuning."""
     gate_epochs: float = 3
     """Epochs of training with gates (the second stage)."""
     gate_learning_rate: float = 3e-5

@@ -64,6 +64,16 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class FinetuningConfig:
+    """Settings of the first stage, which most methods share (`Method.finetuning`)."""
+
+    num_train_epochs: float = 3
+    """Epochs of ordinary fine-tuning (the first stage)."""
+    learning_rate: float = 5e-5
+    """Learning rate of ordinary fine-tuning."""
+
+
+@dataclass(frozen=True)
 class Stage:
     """One training run of several that follow each other."""
 

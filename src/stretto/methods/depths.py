@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stretto.encoding import NO_WORD
 from stretto.errors import StrettoError
-from stretto.methods.base import Method, Shape, Stage, TrainingBatch
+from stretto.methods.base import FinetuningConfig, Method, Shape, Stage, TrainingBatch
 from stretto.methods.pooled_head import PooledHead
 from stretto.state import Decision, State
 from stretto.tasks import Task
@@ -28,13 +28,9 @@ from stretto.words import Tally, WordTable
 
 
 @dataclass(frozen=True)
-class DepthConfig:
+class DepthConfig(FinetuningConfig):
     """Settings shared by the methods that give every token a depth."""
 
-    num_train_epochs: float = 3
-    """Epochs of ordinary fine-tuning (the first stage)."""
-    learning_rate: float = 5e-5
-    """Learning rate of ordinary fine-tuning."""
     depth_epochs: float = 3
     """Epochs of the stage that trains with tokens frozen at their depths."""
     depth_learning_rate: float = 3e-5

@@ -33,18 +33,14 @@ import torch
 from torch import Tensor
 
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial, Method, Shape, Stage, TrainingBatch
+from stretto.methods.base import Dial, FinetuningConfig, Method, Shape, Stage, TrainingBatch
 from stretto.methods.selection import drop_all_but, remember_length
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
-class LengthDropConfig:
-    num_train_epochs: float = 3
-    """Epochs of ordinary fine-tuning (the first stage)."""
-    learning_rate: float = 5e-5
-    """Learning rate of ordinary fine-tuning."""
+class LengthDropConfig(FinetuningConfig):
     drop_epochs: float = 5
     """Epochs of training with LengthDrop (the second stage)."""
     drop_learning_rate: float = 2e-5

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.base import Dial, FinetuningConfig, Method, Notes, Shape, Stage, TrainingBatch
 from stretto.methods.selection import AT_LEAST, ranks
 from stretto.state import Decision, Inputs, State
 from stretto.tasks import Task
@@ -44,11 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PowerBERTConfig:
-    num_train_epochs: float = 3
-    """Epochs of ordinary fine-tuning (the first stage)."""
-    learning_rate: float = 5e-5
-    """Learning rate of ordinary fine-tuning."""
+class PowerBERTConfig(FinetuningConfig):
     search_epochs: float = 3
     """Epochs of the search for how many tokens each layer keeps (the second stage)."""
     search_learning_rate: float = 2e-5
