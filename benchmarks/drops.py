@@ -45,6 +45,8 @@ class DropSet(Set):
 
 #: One random sub-model a step instead of two, for more steps in the same time.
 DROP = {"drop_epochs": 2, "drop_learning_rate": 5e-5, "random_models": 1}
+#: As published: two.
+DROP_TWO = {**DROP, "random_models": 2}
 #: Long texts.
 DROP_ONCE = {**DROP, "drop_epochs": 1}
 #: A few hundred steps instead of many thousands: the thresholds must move faster than published, and the weights need
@@ -54,10 +56,11 @@ ADAPTIVE = {
 }  # fmt: skip
 SETS = {
     "sst2": DropSet(
-        "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2,
+        "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2, bf16=False, searched_on=300,
         rows={
-            "length_adaptive": DROP, "constant_ratio": DROP, "constant_ratio-random": {**DROP, "select": "random"},
-            "constant_ratio-saliency": {**DROP, "select": "saliency"},
+            "length_adaptive": DROP_TWO, "constant_ratio": DROP_TWO,
+            "constant_ratio-random": {**DROP_TWO, "select": "random"},
+            "constant_ratio-saliency": {**DROP_TWO, "select": "saliency"},
             "adapler": {"gamma": 5e-3, "phi": 5e-4, **ADAPTIVE},
             "power_bert": {},
         },
