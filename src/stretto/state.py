@@ -198,21 +198,41 @@ class State:
 
         `rows` itself belongs to the engine, which compacts it in its own way."""
         index = keep.nonzero().squeeze(1)
-        for name in ("sequence", "position", "frozen", "protected", "row_ids"):
-            setattr(self, name, getattr(self, name)[index])
-        self.row_notes = {name: note[index] for name, note in self.row_notes.items()}
+        self._take_rows(index)
         self.lengths = torch.bincount(self.sequence, minlength=self.n_sequences)
+        return index
+
+    def sort_by_length(self) -> Tensor:
+        """Let sequences stand in order of length; return the indices of their rows in that order."""
+        order = self.lengths.argsort(stable=True)
+        starts, self.lengths = self.starts[order], self.lengths[order]
+        sequence = torch.arange(len(order), device=order.device).repeat_interleave(self.lengths)
+        index = torch.arange(self.n_rows, device=order.device) + (starts - self.starts)[sequence]
+        self._take_rows(index)
+        self.sequence = sequence
+        self._take_sequences(order)
         return index
 
     def select_sequences(self, keep: Tensor) -> Tensor:
         """Forget the sequences where `keep` ([B] bool) is False; return the indices of the rows that stay."""
         index = self.select_rows(keep[self.sequence])
         self.sequence = (keep.cumsum(0) - 1)[self.sequence]
-        for name in ("ids", "dial", "lengths", "spent"):
-            setattr(self, name, getattr(self, name)[keep])
-        self.gate = None if self.gate is None else self.gate[keep]
-        self.notes = {name: note[keep] for name, note in self.notes.items()}
+        self.lengths = self.lengths[keep]
+        self._take_sequences(keep)
         return index
+
+    def _take_rows(self, index: Tensor) -> None:
+        """`index` ([M] indices of rows) says which stay and in which order."""
+        for name in ("sequence", "position", "frozen", "protected", "row_ids"):
+            setattr(self, name, getattr(self, name)[index])
+        self.row_notes = {name: note[index] for name, note in self.row_notes.items()}
+
+    def _take_sequences(self, which: Tensor) -> None:
+        """`which` ([B] bool, or indices of sequences) says which stay and in which order."""
+        for name in ("ids", "dial", "spent"):
+            setattr(self, name, getattr(self, name)[which])
+        self.gate = None if self.gate is None else self.gate[which]
+        self.notes = {name: note[which] for name, note in self.notes.items()}
 
 
 @dataclass

@@ -119,7 +119,7 @@ class PackedEngine:
 
     @torch.inference_mode()
     def run(self, inputs: Inputs, method: Method, dial: float | Tensor, *, keep_hidden: bool = False) -> Output:
-        # Sequences of equal length stand together, so that attention takes them in one call.
+        # sequences of equal length stand together, so that attention takes them in one call
         order = inputs.attention_mask.sum(dim=1).argsort(stable=True)
         run = Run(self.backbone, method, inputs, dial, order=order, keep_hidden=keep_hidden)
         bias_table = self.backbone.position_bias(int(run.state.lengths.max()))
@@ -155,7 +155,8 @@ class PackedEngine:
         run.freeze(decision)
         run.gate(decision)
         if keep is not None:
-            rows = take(rows, run.state.select_rows(keep))
+            stay = run.state.select_rows(keep)
+            rows = take(rows, stay[run.state.sort_by_length()])  # equal sizes together, as at the start
         if (done := run.all_frozen()) is not None:
             live = rows[: run.state.n_rows]
             rows = take(rows, run.leave(done, live))
@@ -176,12 +177,12 @@ class PackedEngine:
             context = blank_tail(residual, state.n_rows if updated is None else len(updated))
             attention.context(context)
         else:  # a row that goes now needs no weighted sum, no output projection and no FFN
-            queries = torch.arange(state.n_rows, device=rows.device) if updated is None else updated
-            renewed = queries[keep[queries]]
+            kept = (keep if updated is None else keep[updated]).nonzero().squeeze(1)  # among the query rows
+            renewed = kept if updated is None else updated[kept]
             n_ffn = count_by(state.sequence[renewed], state)
             residual = take(rows, renewed)
             context = blank_tail(residual, len(renewed))
-            attention.context_of(keep[queries], context)
+            attention.context_of(kept, n_ffn.tolist(), context)
         run.count(layer, n_query, n_ffn)
         nothing_new = renewed is not None and len(renewed) == 0
         new = residual if nothing_new else weights.finish(context, residual, gate_of(state, renewed, residual))
