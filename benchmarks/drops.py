@@ -41,6 +41,8 @@ class DropSet(Set):
     """method -> its settings on this set."""
     searched_on: int = 200
     """Dev examples the search measures its candidates on."""
+    generations: int = 10
+    """Iterations of the search, with twenty candidates each."""
 
 
 #: One random sub-model a step instead of two, for more steps in the same time.
@@ -66,27 +68,28 @@ SETS = {
         },
     ),
     "ag_news": DropSet(
-        "ag_news.train", None, "ag_news.test", 2, limit=4000, test_limit=2000,
+        "ag_news.train", None, "ag_news.test", 2, limit=4000, test_limit=2000, accumulate=2,
         rows={"adapler": {"gamma": 1e-1, "phi": 1e-1, **ADAPTIVE}, "length_adaptive": DROP},
     ),
     "imdb": DropSet(
-        "imdb.train", None, "imdb.test", 2, limit=2000, test_limit=1000, max_length=256,
+        "imdb.train", None, "imdb.test", 2, limit=2000, test_limit=1000, max_length=256, accumulate=4,
         rows={
             "adapler": {"gamma": 5e-3, "phi": 5e-4, **ADAPTIVE, "adaptive_epochs": 2, "retrain_epochs": 4},
             "length_adaptive": DROP_ONCE,
         },
-        searched_on=150,
+        searched_on=150, generations=5,
     ),
     "mrpc": DropSet(
         "glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3,
         rows={"adapler": {"gamma": 3e-2, "phi": 5e-2, **ADAPTIVE, "retrain_epochs": 3}, "length_adaptive": DROP},
     ),
     "wnut17": DropSet(
-        "wnut17.train", "wnut17.dev", "wnut17.test", 4, task="tokens", rows={"length_adaptive": DROP},
+        "wnut17.train", "wnut17.dev", "wnut17.test", 8, task="tokens",
+        rows={"length_adaptive": {**DROP, "drop_epochs": 3}},
     ),
     "squad": DropSet(
         "squad11_sub.train", None, "squad11_sub.dev", 2, task="span", limit=2000, test_limit=500, max_length=256,
-        rows={"length_adaptive": DROP_ONCE}, searched_on=100,
+        accumulate=4, rows={"length_adaptive": DROP_ONCE}, searched_on=100, generations=5,
     ),
     "eraser": DropSet(
         "eraser_movies.train", "eraser_movies.val", "eraser_movies.test", 2, max_length=256,
@@ -124,7 +127,9 @@ class Drops(Experiment):
 
     def searched(self, model: AdaptiveModel) -> dict[str, Any]:
         """Search on dev data; the frontier goes to the model folder."""
-        settings = SearchSettings(limit=self.spec.searched_on, iterations=10, mutations=10, crossovers=10)
+        settings = SearchSettings(
+            limit=self.spec.searched_on, iterations=self.spec.generations, mutations=10, crossovers=10
+        )
         found = search(model, self.dev, self.runs / "length_adaptive", settings, progress=False)
         return {
             "examples": found.examples,

@@ -47,6 +47,8 @@ class Set:
     """Tokens per input, if fewer than the encoder takes."""
     bf16: bool = False
     """Train under bfloat16 autocast; everything is measured in float32."""
+    accumulate: int = 1
+    """Parts a training batch of 32 is computed in: long texts need the memory."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,11 @@ class Experiment:
             model = AdaptiveModel.from_pretrained(
                 start, key.split("-")[0], task=task, max_length=self.spec.max_length, **settings
             )
-            train(model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed, bf16=self.spec.bf16)
+            parts = self.spec.accumulate
+            train(
+                model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed, bf16=self.spec.bf16,
+                per_device_train_batch_size=32 // parts, gradient_accumulation_steps=parts,
+            )  # fmt: skip
         return AdaptiveModel.from_pretrained(folder)
 
     def clock(self, timed: Iterable[Timed], sequences: int = 64, rounds: int = 5) -> None:
