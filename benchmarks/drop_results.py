@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from drops import LOSSES, NOT_METHODS, SETS
+from curves import LOSSES, NOT_METHODS
+from drops import SETS
 from exit_results import BATCHES, HF, METRICS, RESULTS, by_batch
 
 from stretto.view.tables import markdown_table
 
 TITLES = {
     "sst2": "SST-2", "ag_news": "AG News", "imdb": "IMDB", "mrpc": "MRPC", "wnut17": "WNUT-17", "squad": "SQuAD",
-    "eraser": "ERASER movies",
 }  # fmt: skip
 
 Row = dict[str, Any]

@@ -8,37 +8,29 @@ benchmarks/results/drops-<model>-<set>.json, each row as soon as it is done; a s
 stopped. Trained models go to --runs.
 
 Fine-tuning is shared by all rows of a set, and so is training with LengthDrop by those that select tokens in another
-way. Dials are chosen on the dev data: the cheapest that loses at most 0, 0.5, 1 or 2 points there against the full
-model. Their scores, costs and times are those of the test data.
+way. `curves.py` says how dials are chosen.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from experiment import Experiment, Set, Timed, command_line
+from curves import Curves, CurveSet
+from experiment import command_line
 
-from stretto import AdaptiveModel, sweep
+from stretto import AdaptiveModel
 from stretto.data import Dataset
 from stretto.encoding import Encoded
-from stretto.evaluate import OperatingPoint, batches, cheapest_within
+from stretto.evaluate import batches
 from stretto.saliency import saliency
 from stretto.search import SearchSettings, search
 
-LOSSES = (0.0, 0.5, 1.0, 2.0)
-NOT_METHODS = ("full", "about", "clock", "search")
-
 
 @dataclass(frozen=True)
-class DropSet(Set):
-    bf16: bool = True
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """method -> its settings on this set."""
+class DropSet(CurveSet):
     searched_on: int = 200
     """Dev examples the search measures its candidates on."""
     generations: int = 10
@@ -91,39 +83,24 @@ SETS = {
         "squad11_sub.train", None, "squad11_sub.dev", 2, task="span", limit=2000, test_limit=500, max_length=256,
         accumulate=4, rows={"length_adaptive": DROP_ONCE}, searched_on=100, generations=5,
     ),
-    "eraser": DropSet(
-        "eraser_movies.train", "eraser_movies.val", "eraser_movies.test", 2, max_length=256,
-        rows={"adapler": {"gamma": 5e-3, "phi": 5e-4, **ADAPTIVE}},
-    ),
 }  # fmt: skip
 
 #: Rows that use the model of another one: its tokens are selected in another way.
 BORROWED = dict.fromkeys(("constant_ratio", "constant_ratio-random", "constant_ratio-saliency"), "length_adaptive")
 
 
-class Drops(Experiment):
+class Drops(Curves):
     spec: DropSet
 
-    def run(self, only: list[str]) -> None:
-        full = self.fit("full", self.encoder, (), {"num_train_epochs": self.spec.epochs})
-        if "full" not in self.rows:
-            points = {part: sweep(full, data, progress=False)[0].to_json() for part, data in self.measured().items()}
-            self.write("full", points)
-        for key in self.spec.rows:
-            if key in self.rows or (only and key.split("-")[0] not in only):
-                continue
-            model = self.open(key)
-            if key == "length_adaptive" and "search" not in self.rows:
-                self.write("search", self.searched(model))
-            self.write(key, self.row(model))
-            print(self.name, key, json.dumps(self.rows[key]["chosen"]), flush=True)
-
     def open(self, key: str) -> AdaptiveModel:
-        """The model of a row: trained now, loaded, or that of another row with other settings."""
-        settings = self.spec.rows[key]
+        """Trained now, loaded, or that of another row with other settings."""
         if key in BORROWED:
-            return AdaptiveModel.from_pretrained(self.runs / BORROWED[key], key.split("-")[0], **settings)
-        return self.fit(key, str(self.runs / "full"), ("backbone",), settings)
+            return AdaptiveModel.from_pretrained(self.runs / BORROWED[key], key.split("-")[0], **self.spec.rows[key])
+        return super().open(key)
+
+    def prepare(self, key: str, model: AdaptiveModel) -> None:
+        if key == "length_adaptive" and "search" not in self.rows:
+            self.write("search", self.searched(model))
 
     def searched(self, model: AdaptiveModel) -> dict[str, Any]:
         """Search on dev data; the frontier goes to the model folder."""
@@ -137,24 +114,9 @@ class Drops(Experiment):
             "tried": [iteration.tried for iteration in found.iterations],
         }
 
-    def measured(self) -> dict[str, Any]:
-        return {"dev": self.dev, "test": self.test}
-
-    def row(self, model: AdaptiveModel) -> dict[str, Any]:
-        found = {
-            part: sweep(model, data, progress=False, encoded=self.encoded(model, data))
-            for part, data in self.measured().items()
-        }
-        full = OperatingPoint(**self.rows["full"]["dev"])
-        chosen = {}
-        for loss in LOSSES:
-            dial = cheapest_within([full, *found["dev"]], loss).dial
-            chosen[f"{loss:g}"] = next((p.to_json() for p in found["test"] if p.dial == dial), None)
-        return {**{part: [p.to_json() for p in points] for part, points in found.items()}, "chosen": chosen}
-
     def encoded(self, model: AdaptiveModel, data: Dataset) -> Encoded:
         """The features; for a selection by saliency with that of each token, of the right answer in the full model."""
-        encoded = model.encode(data.texts)
+        encoded = super().encoded(model, data)
         if getattr(model.method.config, "select", None) != "saliency":
             return encoded
         labels, size, features = torch.tensor(data.labels), 32, []
@@ -168,14 +130,8 @@ class Drops(Experiment):
             ]
         return dataclasses.replace(encoded, features=features)
 
-    def timed(self) -> Iterator[Timed]:
-        """Every row at every dial chosen."""
-        for key, row in self.rows.items():
-            if key not in (*NOT_METHODS, "constant_ratio-saliency"):  # which takes a gradient first: no method to time
-                model = self.open(key)
-                for loss, point in row["chosen"].items():
-                    if point is not None:
-                        yield Timed(key, loss, model, point["dial"])
+    def has_time(self, key: str) -> bool:
+        return key != "constant_ratio-saliency"  # it takes a gradient first: no method to time
 
 
 def main() -> None:

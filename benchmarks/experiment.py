@@ -28,6 +28,7 @@ from stretto.tasks import TASKS
 
 RESULTS = Path(__file__).parent / "results"
 BATCHES = (1, 8, 32)
+DEFAULT_SEED = 42
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Set:
 
     train: str
     dev: str | None  # None: a tenth of train
-    test: str
+    test: str | None  # None: another tenth of train
     epochs: float
     task: str = "classification"
     limit: int | None = None
@@ -68,8 +69,9 @@ class Timed:
 class Experiment:
     def __init__(self, kind: str, data: Path, encoder: str, name: str, spec: Set, runs: Path, seed: int) -> None:
         self.kind, self.encoder, self.name, self.spec, self.seed = kind, encoder, name, spec, seed
-        self.runs = runs / f"{Path(encoder).name}-{name}"
-        self.json = RESULTS / f"{kind}-{Path(encoder).name}-{name}.json"
+        run = f"{Path(encoder).name}-{name}" + ("" if seed == DEFAULT_SEED else f"-seed{seed}")
+        self.runs = runs / run
+        self.json = RESULTS / f"{kind}-{run}.json"
         self.rows: dict[str, Any] = json.loads(self.json.read_text()) if self.json.exists() else {}
 
         def part(split: str, names: list[str] | None = None, limit: int | None = None) -> Dataset:
@@ -78,11 +80,14 @@ class Experiment:
 
         self.train = part(spec.train, limit=spec.limit)
         names = self.train.label_names
+        if spec.test is None:
+            self.train, self.test = split_off(self.train, 0.1, DEFAULT_SEED)  # the same for every seed
+        else:
+            self.test = part(spec.test, names, spec.test_limit)
         if spec.dev is None:
             self.train, self.dev = split_off(self.train, 0.1, seed)
         else:
             self.dev = part(spec.dev, names)
-        self.test = part(spec.test, names, spec.test_limit)
         self.task = TASKS[spec.task].posed_by(self.train)
 
     def write(self, key: str, value: Any) -> None:
@@ -98,7 +103,8 @@ class Experiment:
             "transformers": transformers.__version__,
             "threads": torch.get_num_threads(),
             "machine": platform.machine(),
-            "command": f"python benchmarks/{self.kind}.py DATA {Path(self.encoder).name} {self.name}",
+            "command": f"python benchmarks/{self.kind}.py DATA {Path(self.encoder).name} {self.name}"
+            + ("" if self.seed == DEFAULT_SEED else f" --seed {self.seed}"),
         }
         temporary = self.json.with_suffix(".tmp")
         temporary.write_text(json.dumps(self.rows, indent=1) + "\n")
@@ -108,7 +114,7 @@ class Experiment:
         """Train (or load) the model of one row."""
         folder = self.runs / key
         if not folder.exists():
-            task = self.task if key == "full" else None
+            task = self.task if key.startswith("full") else None
             torch.manual_seed(self.seed)
             model = AdaptiveModel.from_pretrained(
                 start, key.split("-")[0], task=task, max_length=self.spec.max_length, **settings
@@ -120,13 +126,15 @@ class Experiment:
             )  # fmt: skip
         return AdaptiveModel.from_pretrained(folder)
 
-    def clock(self, timed: Iterable[Timed], sequences: int = 64, rounds: int = 5) -> None:
+    def clock(
+        self, timed: Iterable[Timed], sequences: int = 64, rounds: int = 5, sizes: tuple[int, ...] = BATCHES
+    ) -> None:
         """Wall-clock of each model at its dial against the full one, packed and as Hugging Face runs it."""
         full = AdaptiveModel.from_pretrained(self.runs / "full")
         features = full.encode(random.Random(self.seed).sample(self.test.texts, sequences)).features
         jobs = list(timed)
         found: dict[str, Any] = {}
-        for size in BATCHES:
+        for size in sizes:
             pool = list(batches(features, full.tokenizer.pad_token_id, size))
             contenders = [
                 Contender(
@@ -163,6 +171,6 @@ def command_line(description: str | None, sets: Iterable[str], runs: str) -> arg
     parser.add_argument("--no-clock", action="store_true", help="leave out the wall-clock part")
     parser.add_argument("--only-clock", action="store_true", help="measure what has been trained")
     parser.add_argument("--runs", type=Path, default=Path(runs), help="where trained models are kept")
-    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
     parser.add_argument("--threads", type=int, default=2)
     return parser

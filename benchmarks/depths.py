@@ -1,0 +1,120 @@
+"""Real results of the methods that give tokens or texts a depth: score over cost, and what is left of it in time.
+
+    python benchmarks/depths.py DATA MODEL trec                    # one set, all its rows
+    python benchmarks/depths.py DATA MODEL trec --seed 43          # once more, with another seed
+    python benchmarks/depths.py DATA MODEL imdb --only depth_mi
+
+DATA is a folder with <set>.<split>.jsonl.gz, MODEL an encoder. Results go to
+benchmarks/results/depths-<model>-<set>[-seed<n>].json, each row as soon as it is done; a second start goes on where
+the first stopped. Trained models go to --runs.
+
+Fine-tuning is shared by all rows of a set. `curves.py` says how dials are chosen; besides, each row is measured at the
+dials of `REPORTED`, where the papers measure. The rows `depth_mi-<n>` and `full-<n>` are those of the encoder's first n
+layers, fine-tuned by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from curves import Curves, CurveSet
+from experiment import Timed, command_line
+from transformers import AutoModel, AutoTokenizer
+
+from stretto import AdaptiveModel, sweep
+from stretto.data import Dataset
+from stretto.evaluate import batches
+
+BATCHES = (1, 8, 15, 32)  # 15 is the largest of the paper
+
+#: method -> the dials its paper reports: the depths as trained; λ from none to much; an even chance of enough layers.
+REPORTED: dict[str, tuple[float, ...]] = {
+    "depth_mi": (1.0,),
+    "depth_reconstruction": (0.001, 0.05, 0.1, 0.15, 0.2),
+    "token_halting": (0.5,),
+    "alberta": (0.0, 0.5, 0.9),
+}
+WORDS: dict[str, dict[str, Any]] = {"depth_mi": {}, "depth_reconstruction": {}, "token_halting": {}}
+GATES: dict[str, dict[str, Any]] = {"alberta": {}}
+FIRST_LAYERS = (1, 2, 4, 6, 8, 10)
+SETS = {
+    "trec": CurveSet(
+        "trec.train", None, "trec.test", 3,
+        rows={**WORDS, **GATES, **{f"{row}-{n}": {} for n in FIRST_LAYERS for row in ("full", "depth_mi")}},
+    ),
+    "sst2": CurveSet("sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2, rows=WORDS | GATES),
+    "mr": CurveSet("mr.all", None, None, 2, rows=WORDS),
+    "imdb": CurveSet(
+        "imdb.train", None, "imdb.test", 2, limit=3333, test_limit=1000, max_length=256, accumulate=2, rows=WORDS
+    ),
+    "mrpc": CurveSet("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3, rows=GATES),
+    "wnut17": CurveSet("wnut17.train", "wnut17.dev", "wnut17.test", 8, task="tokens", rows=GATES),
+}  # fmt: skip
+
+
+class Depths(Curves):
+    def open(self, key: str) -> AdaptiveModel:
+        method, _, layers = key.partition("-")
+        if not layers:
+            return super().open(key)
+        if method == "full":
+            return self.fit(key, self.first_layers(int(layers)), (), {"num_train_epochs": self.spec.epochs})
+        return self.fit(key, str(self.runs / f"full-{layers}"), ("backbone",), self.spec.rows[key])
+
+    def first_layers(self, count: int) -> str:
+        """A folder with the encoder's first `count` layers."""
+        folder = self.runs / f"encoder-{count}"
+        if not folder.exists():
+            encoder = AutoModel.from_pretrained(self.encoder, num_hidden_layers=count, dtype=torch.float32)
+            encoder.save_pretrained(folder)
+            AutoTokenizer.from_pretrained(self.encoder).save_pretrained(folder)
+        return str(folder)
+
+    def row(self, model: AdaptiveModel) -> dict[str, Any]:
+        reported = {
+            f"{dial:g}": {
+                **sweep(model, self.test, [dial], progress=False)[0].to_json(),
+                "token_depth": token_depth(model, self.test, dial),
+            }
+            for dial in REPORTED.get(model.method.name, ())
+        }
+        return {**super().row(model), "reported": reported}
+
+    def timed(self) -> Iterator[Timed]:
+        """Besides, every dial reported. Models with fewer layers are not compared with the full one."""
+        yield from super().timed()
+        for key, row in self.rows.items():
+            if key in REPORTED:
+                model = self.open(key)
+                for dial, point in row["reported"].items():
+                    yield Timed(key, f"dial {dial}", model, point["dial"])
+
+    def has_time(self, key: str) -> bool:
+        return key in REPORTED
+
+
+def token_depth(model: AdaptiveModel, data: Dataset, dial: float) -> float:
+    """Layers that an average token is updated in."""
+    layers = tokens = 0
+    for inputs in batches(model.encode(data.texts).features, model.tokenizer.pad_token_id, 32):
+        trace = model.packed.run(inputs, model.method, dial).trace
+        layers += int(trace.n_ffn.sum())
+        tokens += int(trace.lengths.sum())
+    return layers / tokens
+
+
+def main() -> None:
+    arguments = command_line(__doc__, SETS, "runs/depths").parse_args()
+    torch.set_num_threads(arguments.threads)
+    for name in arguments.sets:
+        experiment = Depths("depths", arguments.data, arguments.model, name, SETS[name], arguments.runs, arguments.seed)
+        if not arguments.only_clock:
+            experiment.run(arguments.only)
+        if not arguments.no_clock:
+            experiment.clock(experiment.timed(), sizes=BATCHES)
+
+
+if __name__ == "__main__":
+    main()
