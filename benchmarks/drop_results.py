@@ -93,6 +93,29 @@ def drop_summary() -> str:
     return markdown_table(rows) if rows else "Not measured yet."
 
 
+def rationale_tables() -> str:
+    """Average precision and false-positive rate of each source, at some layers."""
+    parts = []
+    for path in sorted(RESULTS.glob("rationales-*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        parts.append(
+            f"`{found['method']}` at dial {found['dial']:g}, {found['texts'] - found['left_out']} texts; "
+            f"{found['marked']:.0%} of the {found['words'] - found['unscored']:,} words within the length limit are "
+            f"marked."
+        )
+        for measure, name in (
+            ("average_precision", "average precision"), ("false_positive_rate", "false-positive rate"),
+        ):  # fmt: skip
+            curves = {source: curve[measure] for source, curve in found["curves"].items() if None not in curve[measure]}
+            layers = range(0, max(map(len, curves.values())), 2)
+            rows = [
+                {name: source, **{f"layer {layer + 1}": f"{curve[layer]:.2f}" for layer in layers}}
+                for source, curve in curves.items()
+            ]
+            parts.append(markdown_table(rows))
+    return "\n\n".join(parts) or "Not measured yet."
+
+
 def chosen_rows(found: dict[str, Any], key: str) -> list[Row]:
     """A row per dial; one that serves several losses is shown for the smallest."""
     rows: list[Row] = []

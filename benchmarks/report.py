@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drop_results import drop_summary, drop_tables
+from drop_results import drop_summary, drop_tables, rationale_tables
 from exit_results import BATCHES, RESULTS, Row, cheapest_table, readme_results, set_tables, tracking_note
 from exits import RECIPES, static_recipes
 from pareto import digest, draw, drawn_digest, drop_panels, exit_panels
@@ -190,6 +190,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "sets": set_tables,
     "drops": drop_tables,
     "drops-summary": drop_summary,
+    "rationales": rationale_tables,
     "recipes": recipe_table,
     "cheapest": cheapest_table,
     "tracking": tracking_note,
