@@ -20,14 +20,12 @@ from typing import Any
 
 import torch
 from curves import Curves, CurveSet
-from experiment import Timed, command_line
+from experiment import Timed, main
 from transformers import AutoModel, AutoTokenizer
 
 from stretto import AdaptiveModel, sweep
 from stretto.data import Dataset
 from stretto.evaluate import batches
-
-BATCHES = (1, 8, 15, 32)  # 15 is the largest of the paper
 
 #: method -> the dials its paper reports: the depths as trained; λ from none to much; an even chance of enough layers.
 REPORTED: dict[str, tuple[float, ...]] = {
@@ -55,6 +53,9 @@ SETS = {
 
 
 class Depths(Curves):
+    kind = "depths"
+    batch_sizes = (1, 8, 15, 32)  # 15 is the largest of the paper
+
     def open(self, key: str) -> AdaptiveModel:
         method, _, layers = key.partition("-")
         if not layers:
@@ -105,16 +106,5 @@ def token_depth(model: AdaptiveModel, data: Dataset, dial: float) -> float:
     return layers / tokens
 
 
-def main() -> None:
-    arguments = command_line(__doc__, SETS, "runs/depths").parse_args()
-    torch.set_num_threads(arguments.threads)
-    for name in arguments.sets:
-        experiment = Depths("depths", arguments.data, arguments.model, name, SETS[name], arguments.runs, arguments.seed)
-        if not arguments.only_clock:
-            experiment.run(arguments.only)
-        if not arguments.no_clock:
-            experiment.clock(experiment.timed(), sizes=BATCHES)
-
-
 if __name__ == "__main__":
-    main()
+    main(Depths, SETS, __doc__)

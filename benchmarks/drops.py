@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from curves import Curves, CurveSet
-from experiment import command_line
+from experiment import main
 
 from stretto import AdaptiveModel
 from stretto.data import Dataset
@@ -90,6 +90,7 @@ BORROWED = dict.fromkeys(("constant_ratio", "constant_ratio-random", "constant_r
 
 
 class Drops(Curves):
+    kind = "drops"
     spec: DropSet
 
     def open(self, key: str) -> AdaptiveModel:
@@ -134,16 +135,5 @@ class Drops(Curves):
         return key != "constant_ratio-saliency"  # it takes a gradient first: no method to time
 
 
-def main() -> None:
-    arguments = command_line(__doc__, SETS, "runs/drops").parse_args()
-    torch.set_num_threads(arguments.threads)
-    for name in arguments.sets:
-        experiment = Drops("drops", arguments.data, arguments.model, name, SETS[name], arguments.runs, arguments.seed)
-        if not arguments.only_clock:
-            experiment.run(arguments.only)
-        if not arguments.no_clock:
-            experiment.clock(experiment.timed())
-
-
 if __name__ == "__main__":
-    main()
+    main(Drops, SETS, __doc__)

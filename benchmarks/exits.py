@@ -18,8 +18,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from experiment import Experiment, Set, Timed, command_line
+from experiment import Experiment, Set, Timed, main
 
 from stretto import AdaptiveModel, sweep
 from stretto.evaluate import OperatingPoint, within_budget
@@ -55,6 +54,8 @@ def static_recipes(n_layers: int) -> dict[str, tuple[str, tuple[str, ...], dict[
 
 
 class Exits(Experiment):
+    kind = "exits"
+
     def run(self, only: list[str]) -> None:
         full = self.fit("full", self.encoder, (), {"num_train_epochs": self.spec.epochs})
         if "full" not in self.rows:
@@ -90,16 +91,5 @@ class Exits(Experiment):
                     yield Timed(key, budget, model, point["dial"])
 
 
-def main() -> None:
-    arguments = command_line(__doc__, SETS, "runs/exits").parse_args()
-    torch.set_num_threads(arguments.threads)
-    for name in arguments.sets:
-        experiment = Exits("exits", arguments.data, arguments.model, name, SETS[name], arguments.runs, arguments.seed)
-        if not arguments.only_clock:
-            experiment.run(arguments.only)
-        if not arguments.no_clock:
-            experiment.clock(experiment.timed())
-
-
 if __name__ == "__main__":
-    main()
+    main(Exits, SETS, __doc__)

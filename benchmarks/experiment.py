@@ -10,10 +10,10 @@ import json
 import os
 import platform
 import random
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -67,11 +67,15 @@ class Timed:
 
 
 class Experiment:
-    def __init__(self, kind: str, data: Path, encoder: str, name: str, spec: Set, runs: Path, seed: int) -> None:
-        self.kind, self.encoder, self.name, self.spec, self.seed = kind, encoder, name, spec, seed
+    kind: ClassVar[str]
+    """The name of the script, of its results and of the folder of its models."""
+    batch_sizes: ClassVar[tuple[int, ...]] = BATCHES
+
+    def __init__(self, data: Path, encoder: str, name: str, spec: Set, runs: Path, seed: int) -> None:
+        self.encoder, self.name, self.spec, self.seed = encoder, name, spec, seed
         run = f"{Path(encoder).name}-{name}" + ("" if seed == DEFAULT_SEED else f"-seed{seed}")
         self.runs = runs / run
-        self.json = RESULTS / f"{kind}-{run}.json"
+        self.json = RESULTS / f"{self.kind}-{run}.json"
         self.rows: dict[str, Any] = json.loads(self.json.read_text()) if self.json.exists() else {}
 
         def part(split: str, names: list[str] | None = None, limit: int | None = None) -> Dataset:
@@ -126,15 +130,21 @@ class Experiment:
             )  # fmt: skip
         return AdaptiveModel.from_pretrained(folder)
 
-    def clock(
-        self, timed: Iterable[Timed], sequences: int = 64, rounds: int = 5, sizes: tuple[int, ...] = BATCHES
-    ) -> None:
+    def run(self, only: list[str]) -> None:
+        """Train and measure every row that is not there yet (of these methods, if any are named)."""
+        raise NotImplementedError
+
+    def timed(self) -> Iterator[Timed]:
+        """What is to be timed."""
+        raise NotImplementedError
+
+    def clock(self, sequences: int = 64, rounds: int = 5) -> None:
         """Wall-clock of each model at its dial against the full one, packed and as Hugging Face runs it."""
         full = AdaptiveModel.from_pretrained(self.runs / "full")
         features = full.encode(random.Random(self.seed).sample(self.test.texts, sequences)).features
-        jobs = list(timed)
+        jobs = list(self.timed())
         found: dict[str, Any] = {}
-        for size in sizes:
+        for size in self.batch_sizes:
             pool = list(batches(features, full.tokenizer.pad_token_id, size))
             contenders = [
                 Contender(
@@ -161,8 +171,8 @@ class Experiment:
         self.write("clock", {"sequences": sequences, "rounds": rounds, "methods": found})
 
 
-def command_line(description: str | None, sets: Iterable[str], runs: str) -> argparse.ArgumentParser:
-    """The arguments all scripts share."""
+def main(experiment: type[Experiment], sets: Mapping[str, Set], description: str | None) -> None:
+    """The command line of a script."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("model")
@@ -170,7 +180,16 @@ def command_line(description: str | None, sets: Iterable[str], runs: str) -> arg
     parser.add_argument("--only", nargs="*", default=[], help="rows to run (default: all)")
     parser.add_argument("--no-clock", action="store_true", help="leave out the wall-clock part")
     parser.add_argument("--only-clock", action="store_true", help="measure what has been trained")
-    parser.add_argument("--runs", type=Path, default=Path(runs), help="where trained models are kept")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs") / experiment.kind, help="where trained models are kept"
+    )
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
     parser.add_argument("--threads", type=int, default=2)
-    return parser
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    for name in arguments.sets:
+        found = experiment(arguments.data, arguments.model, name, sets[name], arguments.runs, arguments.seed)
+        if not arguments.only_clock:
+            found.run(arguments.only)
+        if not arguments.no_clock:
+            found.clock()
