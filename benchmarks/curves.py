@@ -1,7 +1,7 @@
 """Score over cost of rows that start from one fine-tuned model, with dials chosen on the dev data.
 
-Shared by drops.py and depths.py. A dial is chosen for a loss: the cheapest that loses at most 0, 0.5, 1 or 2 points
-against the full model on the dev data. Its score, cost and times are those of the test data.
+Shared by drops.py, depths.py and pretraining.py. A dial is chosen for a loss: the cheapest that loses at most 0, 0.5, 1
+or 2 points against the full model on the dev data. Its score, cost and times are those of the test data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stretto.encoding import Encoded
 from stretto.evaluate import OperatingPoint, cheapest_within
 
 LOSSES = (0.0, 0.5, 1.0, 2.0)
-NOT_METHODS = ("full", "about", "clock", "search")
+NOT_METHODS = ("full", "about", "clock", "search", "pretraining")
 
 
 @dataclass(frozen=True)

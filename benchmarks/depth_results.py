@@ -1,0 +1,117 @@
+"""The results of benchmarks/depths.py, set in tables: means over seeds. Anything in them may still be missing."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from typing import Any
+
+from depths import FIRST_LAYERS, REPORTED, SETS, Depths
+from exit_results import HF, METRICS, RESULTS
+
+from stretto.view.tables import markdown_table
+
+TITLES = {"trec": "TREC", "sst2": "SST-2", "mr": "MR", "imdb": "IMDB", "mrpc": "MRPC", "wnut17": "WNUT-17"}
+SIZES = tuple(map(str, Depths.batch_sizes))
+
+Row = dict[str, Any]
+Runs = list[dict[str, Any]]
+"""The files of one set and encoder, one per seed."""
+
+
+def load_depths() -> list[Runs]:
+    """By set, in the order of the script."""
+    found: dict[str, Runs] = defaultdict(list)
+    for path in sorted(RESULTS.glob("depths-*.json")):
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        if "full" in rows:
+            found[rows["about"]["set"]].append(rows)
+    return [found[name] for name in SETS if name in found]
+
+
+def mean(values: list[float], digits: int = 2) -> str:
+    """With the standard deviation, if there are several."""
+    told = f"{statistics.mean(values):.{digits}f}"
+    return told if len(values) == 1 else f"{told} ± {statistics.stdev(values):.{digits}f}"
+
+
+def reported_row(runs: Runs, method: str, dial: str) -> Row | None:
+    """One line: a method at a dial its paper reports, over all seeds that have it."""
+    points = [run[method]["reported"][dial] for run in runs if method in run]
+    if not points:
+        return None
+    clocks = [run["clock"]["methods"][method][f"dial {dial}"] for run in runs if "clock" in run and method in run]
+
+    def by_size(name: str) -> str:
+        return " / ".join(f"{statistics.mean(c[size][name] for c in clocks):.2f}" for size in SIZES) if clocks else "–"
+
+    return {
+        "method": method,
+        "dial": dial,
+        "score": mean([100 * point["score"] for point in points]),
+        "layers per token": mean([point["token_depth"] for point in points]),
+        "FLOPs ÷": mean([1 / point["cost"] for point in points]),
+        f"× full {' / '.join(SIZES)}": by_size("time_gain"),
+        f"× HF {' / '.join(SIZES)}": by_size(HF),
+        f"tracking {' / '.join(SIZES)}": by_size("tracking"),
+    }
+
+
+def chosen_rows(runs: Runs) -> list[Row]:
+    """The cheapest dial within half a point and within two on the dev data."""
+    rows: list[Row] = []
+    for method in REPORTED:
+        for loss in ("0.5", "2"):
+            points = [point for run in runs if method in run and (point := run[method]["chosen"][loss]) is not None]
+            if points:
+                rows.append(
+                    {
+                        "method": method,
+                        "dev loss ≤": loss,
+                        "dial": mean([point["dial"] for point in points], 3),
+                        "score": mean([100 * point["score"] for point in points]),
+                        "FLOPs ÷": mean([1 / point["cost"] for point in points]),
+                    }
+                )
+    return rows
+
+
+def depth_tables() -> str:
+    """Per set: every method where its paper reports it, and at the dials chosen on the dev data."""
+    parts = []
+    for runs in load_depths():
+        about = runs[0]["about"]
+        metric = METRICS.get(about["main_metric"], f"{about['main_metric']} × 100")
+        rows = [row for method, dials in REPORTED.items() for dial in dials
+                if (row := reported_row(runs, method, f"{dial:g}")) is not None]  # fmt: skip
+        seeds = ", ".join(str(run["about"]["seed"]) for run in runs)
+        parts += [
+            f"### {TITLES[about['set']]}, {about['encoder']}",
+            f"{about['test_examples']} test inputs; score is {metric}, seeds {seeds}. Full model: "
+            f"**{mean([100 * run['full']['test']['score'] for run in runs])}**.",
+            markdown_table(rows) if rows else "No method has been measured yet.",
+            markdown_table(chosen) if (chosen := chosen_rows(runs)) else "",
+            first_layers_table(runs),
+            f"Again: `{about['command']}`.",
+        ]
+    return "\n\n".join(part for part in parts if part) or "Not measured yet."
+
+
+def first_layers_table(runs: Runs) -> str:
+    """The encoder cut to its first layers: the full model, and depths as trained."""
+    rows: list[Row] = []
+    for layers in FIRST_LAYERS:
+        full = [run[f"full-{layers}"]["test"][0]["score"] for run in runs if f"full-{layers}" in run]
+        points = [run[f"depth_mi-{layers}"]["reported"]["1"] for run in runs if f"depth_mi-{layers}" in run]
+        if full and points:
+            rows.append(
+                {
+                    "first layers": layers,
+                    "full": mean([100 * score for score in full]),
+                    "depth_mi": mean([100 * point["score"] for point in points]),
+                    "its layers per token": mean([point["token_depth"] for point in points]),
+                    "its FLOPs ÷ those of full": mean([1 / point["cost"] for point in points]),
+                }
+            )
+    return markdown_table(rows) if rows else ""
