@@ -53,19 +53,25 @@ class Curves(Experiment):
         """What a row needs between training and measuring."""
 
     def measured(self) -> dict[str, Dataset]:
-        return {"dev": self.dev, "test": self.test}
+        return {"dev": self.choosing or self.dev, "test": self.test}
 
     def row(self, model: AdaptiveModel) -> dict[str, Any]:
         found = {
             part: sweep(model, data, progress=False, encoded=self.encoded(model, data))
             for part, data in self.measured().items()
         }
-        full = OperatingPoint(**self.rows["full"]["dev"])
-        chosen = {}
+        return {
+            **{part: [p.to_json() for p in points] for part, points in found.items()},
+            "chosen": self.chosen(found["dev"], found["test"]),
+        }
+
+    def chosen(self, dev: list[OperatingPoint], test: list[OperatingPoint]) -> dict[str, Any]:
+        """For each loss the point on the test data, None if nothing but the full model will do."""
+        full, found = OperatingPoint(**self.rows["full"]["dev"]), {}
         for loss in LOSSES:
-            dial = cheapest_within([full, *found["dev"]], loss).dial
-            chosen[f"{loss:g}"] = next((p.to_json() for p in found["test"] if p.dial == dial), None)
-        return {**{part: [p.to_json() for p in points] for part, points in found.items()}, "chosen": chosen}
+            dial = cheapest_within([full, *dev], loss).dial
+            found[f"{loss:g}"] = next((p.to_json() for p in test if p.dial == dial), None)
+        return found
 
     def encoded(self, model: AdaptiveModel, data: Dataset) -> Encoded:
         return model.encode(data.texts)

@@ -45,7 +45,8 @@ SETS = {
     "sst2": CurveSet("sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2, rows=WORDS | GATES),
     "mr": CurveSet("mr.all", None, None, 2, rows=WORDS),
     "imdb": CurveSet(
-        "imdb.train", None, "imdb.test", 2, limit=3333, test_limit=1000, max_length=256, accumulate=2, rows=WORDS
+        "imdb.train", None, "imdb.test", 2, limit=3333, test_limit=1000, chosen_on=1000, max_length=256, accumulate=2,
+        rows=WORDS,
     ),
     "mrpc": CurveSet("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3, rows=GATES),
     "wnut17": CurveSet("wnut17.train", "wnut17.dev", "wnut17.test", 8, task="tokens", rows=GATES),

@@ -60,12 +60,12 @@ SETS = {
         },
     ),
     "ag_news": DropSet(
-        "ag_news.train", None, "ag_news.test", 2, limit=4000, test_limit=2000, accumulate=2,
+        "ag_news.train", None, "ag_news.test", 2, limit=4000, test_limit=2000, chosen_on=1000, accumulate=2,
         rows={"adapler": {"gamma": 1e-1, "phi": 1e-1, **ADAPTIVE}, "length_adaptive": DROP_ONCE},
         generations=5,
     ),
     "imdb": DropSet(
-        "imdb.train", None, "imdb.test", 2, limit=2000, test_limit=1000, max_length=256, accumulate=4,
+        "imdb.train", None, "imdb.test", 2, limit=2000, test_limit=1000, chosen_on=1000, max_length=256, accumulate=4,
         rows={
             "adapler": {"gamma": 5e-3, "phi": 5e-4, **ADAPTIVE, "adaptive_epochs": 2, "retrain_epochs": 4},
             "length_adaptive": DROP_ONCE,

@@ -6,6 +6,7 @@ Shared by the benchmark scripts of this folder, which say what is trained and wh
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -44,6 +45,8 @@ class Set:
     """Most training examples, a random sample."""
     test_limit: int | None = None
     """Most test examples, a random sample."""
+    chosen_on: int | None = None
+    """Examples to choose dials on, from the part of train that `limit` leaves unused; None: the dev data."""
     max_length: int | None = None
     """Tokens per input, if fewer than the encoder takes."""
     bf16: bool = False
@@ -66,6 +69,17 @@ class Timed:
         return f"{self.key} {self.point}"
 
 
+def without(dataset: Dataset, part: Dataset) -> Dataset:
+    """What is left of a dataset without some of its examples."""
+    taken = set(part.where)
+    rest = [index for index, where in enumerate(dataset.where) if where not in taken]
+    labels = None if dataset.labels is None else [dataset.labels[index] for index in rest]
+    return dataclasses.replace(
+        dataset, texts=[dataset.texts[index] for index in rest], labels=labels,
+        where=[dataset.where[index] for index in rest],
+    )  # fmt: skip
+
+
 class Experiment:
     kind: ClassVar[str]
     """The name of the script, of its results and of the folder of its models."""
@@ -82,8 +96,10 @@ class Experiment:
             found = load(str(data / f"{split}.jsonl.gz"), task=spec.task, label_names=names)
             return found if limit is None else sample(found, limit, seed)
 
-        self.train = part(spec.train, limit=spec.limit)
-        names = self.train.label_names
+        whole = part(spec.train)
+        self.train = whole if spec.limit is None else sample(whole, spec.limit, seed)
+        names = whole.label_names
+        self.choosing = None if spec.chosen_on is None else sample(without(whole, self.train), spec.chosen_on, seed)
         if spec.test is None:
             self.train, self.test = split_off(self.train, 0.1, DEFAULT_SEED)  # the same for every seed
         else:

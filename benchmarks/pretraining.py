@@ -22,7 +22,9 @@ from stretto.pretraining import SUMMARY
 GATES = {"alberta": {"gate_epochs": 4}}
 SETS = {
     "sst2": CurveSet("sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 4, bf16=False, rows=GATES),
-    "imdb": CurveSet("imdb.train", None, "imdb.test", 4, limit=4000, test_limit=2000, bf16=False, rows=GATES),
+    "imdb": CurveSet(
+        "imdb.train", None, "imdb.test", 4, limit=4000, test_limit=2000, chosen_on=1000, bf16=False, rows=GATES
+    ),
 }
 
 
