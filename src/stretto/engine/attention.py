@@ -2,7 +2,7 @@
 
 Sequences stand one after another in the packed matrices. Neighbours of equal size (a `Group`) are computed in
 one call. Short sequences are plain batched matrix products: the fused kernel of `scaled_dot_product_attention` pays
-per head for what it saves in memory, and takes twice their time.
+per head for what it saves in memory.
 """
 
 from __future__ import annotations
