@@ -85,7 +85,7 @@ class Backbone(ABC):
         return self.layers[layer].attention(hidden, attention_mask=bias)[0]
 
     def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
-        """FFN block with residual and norm: [B, T, d] -> [B, T, d]."""
+        """FFN block with residual and norm: […, d] -> […, d]."""
         return self.layers[layer].feed_forward_chunk(hidden)
 
     def position_bias(self, length: int) -> Tensor | None:

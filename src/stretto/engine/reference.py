@@ -1,8 +1,8 @@
 """The reference engine: padded, masked, differentiable, and short enough to be believed.
 
 It runs the Hugging Face modules on whole [B, T, d] tensors and expresses every verb as a mask. It is used
-for training and as the oracle that the packed engine must equal. It saves no time but one: columns that are empty in
-all sequences are given up, so that training with dropped tokens is not slower than it must be.
+for training and as the oracle that the packed engine must equal. Two things it does not compute for nothing, so that
+training is not slower than it must be: columns that are empty in all sequences, and the FFN of frozen tokens.
 """
 
 from __future__ import annotations
@@ -166,14 +166,15 @@ class ReferenceEngine:
             table.hidden = self.backbone.attend(layer - 1, table.hidden, bias, table.position)
         if decision.output_factor is not None:
             table.hidden = table.hidden * table.spread(decision.output_factor - 1).add(1).unsqueeze(-1)
-        # frozen rows keep the state they have: their column of `old` comes back after the FFN
-        with scaled(modules.ffn_out, gate):
-            if run.any_frozen:
-                frozen = table.spread(state.frozen).unsqueeze(-1)
-                table.hidden = torch.where(frozen, old, self.backbone.feed_forward(layer - 1, table.hidden))
-                table.keep(None if keep is None else state.select_rows(keep))
-            else:  # attention at the old length, the FFN at the new one
-                table.keep(None if keep is None else state.select_rows(keep))
+        if run.any_frozen:  # the rows that are not renewed keep the state they have
+            cells = table.cells[0][renewed], table.cells[1][renewed]
+            with scaled(modules.ffn_out, None if gate is None else gate[cells[0], 0]):
+                new = self.backbone.feed_forward(layer - 1, table.hidden[cells])
+            table.hidden = old.index_put(cells, new.to(old.dtype))
+            table.keep(None if keep is None else state.select_rows(keep))
+        else:  # attention at the old length, the FFN at the new one
+            table.keep(None if keep is None else state.select_rows(keep))
+            with scaled(modules.ffn_out, gate):
                 table.hidden = self.backbone.feed_forward(layer - 1, table.hidden)
 
     def embed(self, inputs: Inputs) -> Tensor:
