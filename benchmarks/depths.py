@@ -34,19 +34,30 @@ REPORTED: dict[str, tuple[float, ...]] = {
     "token_halting": (0.5,),
     "alberta": (0.0, 0.5, 0.9),
 }
-WORDS: dict[str, dict[str, Any]] = {"depth_mi": {}, "depth_reconstruction": {}, "token_halting": {}}
-GATES: dict[str, dict[str, Any]] = {"alberta": {}}
+#: Two epochs at the depths instead of three, one of everything before: they start from a fine-tuned model.
+WORDS: dict[str, dict[str, Any]] = {
+    "depth_mi": {"depth_epochs": 2},
+    "token_halting": {"anytime_epochs": 1, "depth_epochs": 2},
+    "depth_reconstruction": {"reconstruction_epochs": 1, "depth_epochs": 2},
+}
+#: Long texts: one, and a table of fewer texts (each is read seven times).
+LONG = {row: {**settings, "depth_epochs": 1} for row, settings in WORDS.items()}
+LONG["depth_reconstruction"]["table_texts"] = 500
+GATES: dict[str, dict[str, Any]] = {"alberta": {"gate_epochs": 2}}
 FIRST_LAYERS = (1, 2, 4, 6, 8, 10)
 SETS = {
     "trec": CurveSet(
         "trec.train", None, "trec.test", 3,
-        rows={**WORDS, **GATES, **{f"{row}-{n}": {} for n in FIRST_LAYERS for row in ("full", "depth_mi")}},
+        rows={
+            **WORDS, **GATES,
+            **{f"{row}-{n}": WORDS.get(row, {}) for n in FIRST_LAYERS for row in ("full", "depth_mi")},
+        },
     ),
     "sst2": CurveSet("sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2, rows=WORDS | GATES),
     "mr": CurveSet("mr.all", None, None, 2, rows=WORDS),
     "imdb": CurveSet(
         "imdb.train", None, "imdb.test", 2, limit=3333, test_limit=1000, chosen_on=1000, max_length=256, accumulate=2,
-        rows=WORDS,
+        rows=LONG,
     ),
     "mrpc": CurveSet("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3, rows=GATES),
     "wnut17": CurveSet("wnut17.train", "wnut17.dev", "wnut17.test", 8, task="tokens", rows=GATES),
