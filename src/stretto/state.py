@@ -138,7 +138,7 @@ class State:
     lengths: Tensor
     """[B] live rows per sequence."""
     spent: Tensor
-    """[B] multiply-adds the deciders used since the engine last wrote them down."""
+    """[B] multiply-adds the deciders used; the engine writes them down when a sequence leaves."""
     gate: Tensor | None = None
     """[B] the factor on this layer's residual branches, if one was said before it."""
     notes: dict[str, Tensor] = field(default_factory=dict)

@@ -124,13 +124,7 @@ class Run:
         state.providers = dict(providers)
         decision = self.method.decide(state) or NOTHING
         decision.check(state, soft=self.soft)
-        self._settle()
         return decision
-
-    def _settle(self) -> None:
-        """Write the deciders' work into the trace."""
-        self.trace.decider_macs[self.state.ids] += self.state.spent
-        self.state.spent = torch.zeros_like(self.state.spent)
 
     def drop(self, decision: Decision, rows: Tensor) -> Tensor | None:
         """[N] bool, True for rows that stay, or None if all do. `rows` [N, d] are set aside if the method restores."""
@@ -182,22 +176,24 @@ class Run:
             logits = self._final_answers(leaving, rows)
         if logits is not None:
             self.logits[ids] = logits.to(self.logits.dtype)
+        self.trace.decider_macs[ids] += self.state.spent[leaving]
         self._shelve(leaving[self.state.sequence], rows)
         return self.state.select_sequences(~leaving)
 
     def _final_answers(self, leaving: Tensor, rows: Tensor) -> Tensor:
         """[leaving, C] from the model's own head, or from the method's for the sequences that it answers."""
-        state, head = self.state, self.method.own_head()
-        ids, first = state.ids[leaving], state.starts[leaving]
-        mine = None if head is None else head.answers(state)[leaving]  # [leaving]
-        if head is None or mine is None or not bool(mine.any()):
-            self.trace.decider_macs[ids] += self.backbone.head_macs
+        state, head, theirs = self.state, self.method.own_head(), self.backbone.head_macs
+        first = state.starts[leaving]
+        answered = None if head is None else head.answers(state)  # [B]
+        if head is None or answered is None or not bool(answered[leaving].any()):
+            state.spend(leaving * theirs)
             return self.backbone.classify(rows[first])
-        logits = self.logits.new_zeros(len(ids), self.backbone.n_labels)
+        mine = answered[leaving]
+        state.spend(leaving * torch.where(answered, head.macs, theirs))
+        logits = self.logits.new_zeros(len(mine), self.backbone.n_labels)
         logits[mine] = head(head.pool_rows(rows, state)[leaving][mine]).to(logits.dtype)
         if not bool(mine.all()):
             logits[~mine] = self.backbone.classify(rows[first[~mine]]).to(logits.dtype)
-        self.trace.decider_macs[ids] += torch.where(mine, head.macs, self.backbone.head_macs)
         return logits
 
     def after(self, layer: int, rows: Tensor) -> Tensor | None:
@@ -209,11 +205,7 @@ class Run:
         leaving = self.ask("after", layer, rows, **(exit_here.providers if exit_here else {})).exit
         if leaving is None or not bool(leaving.any()):
             return None
-        logits = None
-        if exit_here is not None:
-            logits = exit_here.answers(leaving)
-            self._settle()
-        return self.leave(leaving, rows, logits)
+        return self.leave(leaving, rows, None if exit_here is None else exit_here.answers(leaving))
 
     def output(self) -> Output:
         if self.answers_tokens:

@@ -62,7 +62,8 @@ class ExitHeads(nn.Module):
         if self.pool == "cls":
             return rows[state.starts]
         everything = torch.arange(len(rows), device=rows.device)
-        return embedding_bag(everything, rows, state.starts, mode="mean")  # segment_reduce is 4 to 7 times slower
+        # segment_reduce is 4 to 7 times slower than a bag, a bag's own mean twice as slow as its sum
+        return embedding_bag(everything, rows, state.starts, mode="sum") / state.lengths.unsqueeze(1)
 
     def pool_padded(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Padded states [B, T, d] -> [B, d]; the same as `pool_rows`, for training."""
