@@ -1,18 +1,19 @@
-"""The results of benchmarks/depths.py, set in tables: means over seeds. Anything in them may still be missing."""
+"""The results of benchmarks/depths.py and pretraining.py, set in tables. Anything in them may still be missing."""
 
 from __future__ import annotations
 
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
+from curves import NOT_METHODS
 from depths import FIRST_LAYERS, REPORTED, SETS, Depths
-from exit_results import HF, METRICS, RESULTS
+from names import HF, RESULTS, SET_NAMES, metric, title
 
 from stretto.view.tables import markdown_table
 
-TITLES = {"trec": "TREC", "sst2": "SST-2", "mr": "MR", "imdb": "IMDB", "mrpc": "MRPC", "wnut17": "WNUT-17"}
 SIZES = tuple(map(str, Depths.batch_sizes))
 
 Row = dict[str, Any]
@@ -34,6 +35,13 @@ def mean(values: list[float], digits: int = 2) -> str:
     """With the standard deviation, if there are several."""
     told = f"{statistics.mean(values):.{digits}f}"
     return told if len(values) == 1 else f"{told} ± {statistics.stdev(values):.{digits}f}"
+
+
+def depth_curves() -> Iterator[tuple[str, str, dict[str, Any], dict[str, list[dict[str, Any]]]]]:
+    """Per set, of its first seed: title, metric, the full model's point, and each method's points on the test data."""
+    for run, *_ in load_depths():
+        curves = {key: row["test"] for key, row in run.items() if key not in NOT_METHODS and "-" not in key}
+        yield title(run["about"]), metric(run["about"]), run["full"]["test"], curves
 
 
 def reported_row(runs: Runs, method: str, dial: str) -> Row | None:
@@ -82,13 +90,12 @@ def depth_tables() -> str:
     parts = []
     for runs in load_depths():
         about = runs[0]["about"]
-        metric = METRICS.get(about["main_metric"], f"{about['main_metric']} × 100")
         rows = [row for method, dials in REPORTED.items() for dial in dials
                 if (row := reported_row(runs, method, f"{dial:g}")) is not None]  # fmt: skip
         seeds = ", ".join(str(run["about"]["seed"]) for run in runs)
         parts += [
-            f"### {TITLES[about['set']]}, {about['encoder']}",
-            f"{about['test_examples']} test inputs; score is {metric}, seeds {seeds}. Full model: "
+            f"### {title(about)}",
+            f"{about['test_examples']} test inputs; score is {metric(about)}, seeds {seeds}. Full model: "
             f"**{mean([100 * run['full']['test']['score'] for run in runs])}**.",
             markdown_table(rows) if rows else "No method has been measured yet.",
             markdown_table(chosen) if (chosen := chosen_rows(runs)) else "",
@@ -115,3 +122,26 @@ def first_layers_table(runs: Runs) -> str:
                 }
             )
     return markdown_table(rows) if rows else ""
+
+
+def pretraining_tables() -> str:
+    """Per set a line for each pretrained encoder: without gates, with them, and at dials that lose little."""
+    sets: dict[str, list[Row]] = defaultdict(list)
+    for path in sorted(RESULTS.glob("pretraining-*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if "alberta" not in found:
+            continue
+        gates, whole = found["alberta"], found["alberta"]["test"][0]
+        chosen = gates["chosen"]["0.5"]
+        sets[found["about"]["set"]].append(
+            {
+                "encoder": found["about"]["encoder"],
+                "perplexity": f"{found['pretraining']['perplexity']:.1f}",
+                "fine-tuned without gates": f"{100 * found['full']['test']['score']:.2f}",
+                "with gates, no early exit": f"{100 * whole['score']:.2f}",
+                "dev loss ≤ 0.5": f"{100 * chosen['score']:.2f}" if chosen else "–",
+                "its FLOPs ÷": f"{1 / chosen['cost']:.2f}" if chosen else "–",
+            }
+        )
+    parts = [part for name, rows in sets.items() for part in (f"**{SET_NAMES[name]}**", markdown_table(rows))]
+    return "\n\n".join(parts) or "Not measured yet."

@@ -8,13 +8,10 @@ from typing import Any
 
 from curves import LOSSES, NOT_METHODS
 from drops import SETS
-from exit_results import BATCHES, HF, METRICS, RESULTS, by_batch
+from exit_results import BATCHES, by_batch
+from names import HF, RESULTS, metric, title
 
 from stretto.view.tables import markdown_table
-
-TITLES = {
-    "sst2": "SST-2", "ag_news": "AG News", "imdb": "IMDB", "mrpc": "MRPC", "wnut17": "WNUT-17", "squad": "SQuAD",
-}  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -28,20 +25,11 @@ def load_drops() -> list[dict[str, Any]]:
     )
 
 
-def title(found: dict[str, Any]) -> str:
-    return f"{TITLES[found['about']['set']]}, {found['about']['encoder']}"
-
-
-def metric(found: dict[str, Any]) -> str:
-    name = found["about"]["main_metric"]
-    return METRICS.get(name, f"{name} × 100")
-
-
 def drop_curves() -> Iterator[tuple[str, str, dict[str, Any], dict[str, list[dict[str, Any]]]]]:
     """Per set: title, metric, the full model's point, and each row's points on the test data."""
     for found in load_drops():
         curves = {key: row["test"] for key, row in found.items() if key not in NOT_METHODS}
-        yield title(found), metric(found), found["full"]["test"], curves
+        yield title(found["about"]), metric(found["about"]), found["full"]["test"], curves
 
 
 def drop_tables() -> str:
@@ -51,7 +39,7 @@ def drop_tables() -> str:
         about, full = found["about"], found["full"]["test"]
         rows = [row for key in found if key not in NOT_METHODS for row in chosen_rows(found, key)]
         told = [
-            f"{about['test_examples']} test inputs; score is {metric(found)}. Full model: "
+            f"{about['test_examples']} test inputs; score is {metric(about)}. Full model: "
             f"**{100 * full['score']:.2f}** (dev {100 * found['full']['dev']['score']:.2f}). {clock_note(found)}"
         ]
         if "search" in found:
@@ -61,7 +49,7 @@ def drop_tables() -> str:
                 f"area under its frontier went from {search['area'][0]:.4f} to {search['area'][-1]:.4f}."
             )
         parts += [
-            f"### {title(found)}",
+            f"### {title(about)}",
             " ".join(told),
             markdown_table(rows) if rows else "No method has been measured yet.",
             f"Again: `{about['command']}` (seed {about['seed']}; stretto {about['stretto']}, torch {about['torch']}, "
@@ -81,7 +69,7 @@ def drop_summary() -> str:
             if point is not None:
                 rows.append(
                     {
-                        "set": f"{title(found)} ({metric(found)})",
+                        "set": f"{title(found['about'])} ({metric(found['about'])})",
                         "full model": f"{100 * full:.1f}",
                         "method": key,
                         "score": f"{100 * point['score']:.1f}",

@@ -6,22 +6,19 @@ import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from names import HF, RESULTS, SET_NAMES, metric, title
 
 from stretto.methods import METHODS
 from stretto.tasks import TASKS
 from stretto.view.tables import markdown_table
 
-RESULTS = Path(__file__).resolve().parent / "results"
 BUDGETS = ("0.75", "0.5", "0.35")
 README_BUDGET = "0.5"
 BATCHES = ("1", "8", "32")
 SLACK = 0.6  # points of score a curve may lose and still count as the full model's
-SETS = {"sst2": "SST-2", "trec": "TREC", "mrpc": "MRPC", "stsb": "STS-B"}  # as shown, in this order
 ENCODERS = ("gte-small",)  # shown first
-METRICS = {"accuracy": "accuracy, %", "pearson": "Pearson × 100"}
-HF = "time_gain_vs_huggingface"
 ADAPTIVE = [name for name, method in METHODS.items() if method.uses_exits]
 
 Point = dict[str, Any]
@@ -40,11 +37,11 @@ class Results:
 
     @property
     def title(self) -> str:
-        return f"{SETS.get(self.about['set'], self.about['set'])}, {self.about['encoder']}"
+        return title(self.about)
 
     @property
     def metric(self) -> str:
-        return METRICS.get(self.about["main_metric"], self.about["main_metric"])
+        return metric(self.about)
 
     @property
     def full(self) -> Point:
@@ -102,7 +99,7 @@ def load_results() -> list[Results]:
 
     def place(results: Results) -> tuple[Any, ...]:
         encoder, name = results.about["encoder"], results.about["set"]
-        return encoder not in ENCODERS, encoder, list(SETS).index(name) if name in SETS else len(SETS), name
+        return encoder not in ENCODERS, encoder, list(SET_NAMES).index(name)
 
     return sorted((r for r in everything if "full" in r.rows and "about" in r.rows), key=place)
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from depth_results import depth_curves
 from drop_results import drop_curves
 from exit_results import lines_of, load_results
 
@@ -25,6 +26,10 @@ def exit_panels() -> Panels:
 
 def drop_panels() -> Panels:
     return {title: panel(*drawn) for title, *drawn in drop_curves()}
+
+
+def depth_panels() -> Panels:
+    return {title: panel(*drawn) for title, *drawn in depth_curves()}
 
 
 def panel(metric: str, full: dict[str, Any], curves: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:

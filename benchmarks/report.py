@@ -19,11 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from depth_results import depth_tables
+from depth_results import depth_tables, pretraining_tables
 from drop_results import drop_summary, drop_tables, rationale_tables
-from exit_results import BATCHES, RESULTS, Row, cheapest_table, readme_results, set_tables, tracking_note
+from exit_results import BATCHES, Row, cheapest_table, readme_results, set_tables, tracking_note
 from exits import RECIPES, static_recipes
-from pareto import digest, draw, drawn_digest, drop_panels, exit_panels
+from names import RESULTS
+from pareto import depth_panels, digest, draw, drawn_digest, drop_panels, exit_panels
 
 from stretto.backbones import BACKBONES
 from stretto.bench.report import Target, engine_targets
@@ -35,7 +36,7 @@ from stretto.training import DEFAULTS
 from stretto.view.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
-PLOTS = {"pareto.png": exit_panels, "drops.png": drop_panels}  # in docs/images
+PLOTS = {"pareto.png": exit_panels, "drops.png": drop_panels, "depths.png": depth_panels}  # in docs/images
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md")
 
 
@@ -193,6 +194,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "drops-summary": drop_summary,
     "rationales": rationale_tables,
     "depths": depth_tables,
+    "pretraining": pretraining_tables,
     "recipes": recipe_table,
     "cheapest": cheapest_table,
     "tracking": tracking_note,
