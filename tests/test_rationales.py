@@ -54,9 +54,18 @@ class Reader(Full):
         return Decision(drop=state.row_notes["score"] < 1 / state.n_rows)
 
 
-def reader() -> Any:
+class Freezer(Reader):
+    """Freezes before layer 2 what stands behind position 1, and drops nothing."""
+
+    def decide(self, state: State) -> Decision:
+        if state.point == "after":
+            return super().decide(state)
+        return Decision(freeze=(state.position > 1) & (state.layer > 1))
+
+
+def reader(method: type[Reader] = Reader) -> Any:
     model = tiny_model("full")
-    model.method = Reader(model.method.config, model.method.shape, model.task)
+    model.method = method(model.method.config, model.method.shape, model.task)
     return model
 
 
@@ -161,6 +170,13 @@ def test_methods_without_scores_before_layers(tmp_path: Path) -> None:
         assert list(found.curves) == [*own, "saliency", "attention", "rollout"]
     number = tiny_model("full", n_labels=1)
     assert agreement(number, load(ROWS, number, tmp_path), progress=False).texts == 2
+
+
+def test_frozen_words_are_not_kept(tmp_path: Path) -> None:
+    model = reader(Freezer)
+    kept = agreement(model, load(ROWS, model, tmp_path), progress=False).curves["kept"]
+    # position 1 stays: "a", one of three unmarked words; "dull", which is marked
+    assert kept.false_positive_rate[:3] == pytest.approx([1, 1 / 6, 1 / 6])
 
 
 def test_words_beyond_the_limit_are_not_counted(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ token is selected if its score is at least 1/n (the uniform level), a word if on
 Modarressi, Mohebbi, Pilehvar: *AdapLeR*, ACL 2022, section 5 and Figure 5. Sources of scores:
 
     contribution   what a method that drops before layers ranks tokens by, in its own run
-    kept           no scores: the words that a method which drops tokens still has after each layer
+    kept           no scores: the words that a method which drops or freezes tokens still renews in each layer
     saliency       gradient × input of the right answer, at what each layer reads   -> `stretto.saliency`
     attention      attention received in the layer, all heads and tokens together  -> `attention_received`
     rollout        [CLS]'s row of the layers' attention multiplied up               -> `attention_rollout`
@@ -253,7 +253,7 @@ def _token_scores(
         own = own / np.maximum(np.nansum(own, axis=1, keepdims=True), np.finfo(float).tiny)
         if "before" in drops and not np.isnan(own).all():
             sources["contribution"] = own, selected(own)
-        sources["kept"] = None, watcher.lives[1:].numpy()
+        sources["kept"] = None, (watcher.lives[1:] & ~watcher.frozen).numpy()
     for name, scores in full_model_scores(model, inputs, example.label).items():
         array = scores.double().cpu().numpy()
         sources[name] = array, selected(array)
