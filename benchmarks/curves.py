@@ -27,6 +27,8 @@ class CurveSet(Set):
     bf16: bool = True
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     """method, or method-variant -> its settings on this set."""
+    dials: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """method -> where it is measured, if not at all dials of its sweep: long texts take their time."""
 
 
 class Curves(Experiment):
@@ -56,8 +58,9 @@ class Curves(Experiment):
         return {"dev": self.choosing or self.dev, "test": self.test}
 
     def row(self, model: AdaptiveModel) -> dict[str, Any]:
+        dials = self.spec.dials.get(model.method.name)
         found = {
-            part: sweep(model, data, progress=False, encoded=self.encoded(model, data))
+            part: sweep(model, data, dials, progress=False, encoded=self.encoded(model, data))
             for part, data in self.measured().items()
         }
         return {

@@ -44,6 +44,13 @@ WORDS: dict[str, dict[str, Any]] = {
 LONG = {row: {**settings, "depth_epochs": 1} for row, settings in WORDS.items()}
 LONG["depth_reconstruction"]["table_texts"] = 500
 GATES: dict[str, dict[str, Any]] = {"alberta": {"gate_epochs": 2}}
+#: Larger sets are measured at fewer dials.
+DIALS = {
+    "depth_mi": (0.0, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25),
+    "token_halting": (1.0, 0.9, 0.8, 0.7, 0.5, 0.3),
+    "depth_reconstruction": (0.0, 0.001, 0.05, 0.1, 0.15, 0.2),
+    "alberta": (-1.0, 0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95),
+}
 FIRST_LAYERS = (1, 2, 4, 6, 8, 10)
 SETS = {
     "trec": CurveSet(
@@ -53,14 +60,16 @@ SETS = {
             **{f"{row}-{n}": WORDS.get(row, {}) for n in FIRST_LAYERS for row in ("full", "depth_mi")},
         },
     ),
-    "sst2": CurveSet("sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2, rows=WORDS | GATES),
-    "mr": CurveSet("mr.all", None, None, 2, rows=WORDS),
+    "sst2": CurveSet(
+        "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2, rows=WORDS | GATES, dials=DIALS,
+    ),
+    "mr": CurveSet("mr.all", None, None, 2, rows=WORDS, dials=DIALS),
     "imdb": CurveSet(
         "imdb.train", None, "imdb.test", 2, limit=3333, test_limit=1000, chosen_on=1000, max_length=256, accumulate=2,
-        rows=LONG,
+        rows=LONG, dials=DIALS,
     ),
-    "mrpc": CurveSet("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3, rows=GATES),
-    "wnut17": CurveSet("wnut17.train", "wnut17.dev", "wnut17.test", 8, task="tokens", rows=GATES),
+    "mrpc": CurveSet("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3, rows=GATES, dials=DIALS),
+    "wnut17": CurveSet("wnut17.train", "wnut17.dev", "wnut17.test", 8, task="tokens", rows=GATES, dials=DIALS),
 }  # fmt: skip
 
 
@@ -86,14 +95,13 @@ class Depths(Curves):
         return str(folder)
 
     def row(self, model: AdaptiveModel) -> dict[str, Any]:
-        reported = {
-            f"{dial:g}": {
-                **sweep(model, self.test, [dial], progress=False)[0].to_json(),
-                "token_depth": token_depth(model, self.test, dial),
-            }
-            for dial in REPORTED.get(model.method.name, ())
-        }
-        return {**super().row(model), "reported": reported}
+        row = super().row(model)
+        swept = {point["dial"]: point for point in row["test"]}
+        reported = {}
+        for dial in REPORTED.get(model.method.name, ()):
+            point = swept.get(dial) or sweep(model, self.test, [dial], progress=False)[0].to_json()
+            reported[f"{dial:g}"] = {**point, "token_depth": token_depth(model, self.test, dial)}
+        return {**row, "reported": reported}
 
     def timed(self) -> Iterator[Timed]:
         """Besides, every dial reported. Models with fewer layers are not compared with the full one."""
