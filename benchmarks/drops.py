@@ -50,7 +50,7 @@ ADAPTIVE = {
 }  # fmt: skip
 SETS = {
     "sst2": DropSet(
-        "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2, bf16=False, searched_on=300,
+        "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2, bf16=False, searched_on=300, generations=20,
         rows={
             "length_adaptive": DROP_TWO, "constant_ratio": DROP_TWO,
             "constant_ratio-random": {**DROP_TWO, "select": "random"},
