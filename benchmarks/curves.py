@@ -16,7 +16,7 @@ from experiment import Experiment, Set, Timed
 from stretto import AdaptiveModel, sweep
 from stretto.data import Dataset
 from stretto.encoding import Encoded
-from stretto.evaluate import OperatingPoint, cheapest_within
+from stretto.evaluate import OperatingPoint
 
 LOSSES = (0.0, 0.5, 1.0, 2.0)
 NOT_METHODS = ("full", "about", "clock", "search", "pretraining")
@@ -69,10 +69,11 @@ class Curves(Experiment):
         }
 
     def chosen(self, dev: list[OperatingPoint], test: list[OperatingPoint]) -> dict[str, Any]:
-        """For each loss the point on the test data, None if nothing but the full model will do."""
-        full, found = OperatingPoint(**self.rows["full"]["dev"]), {}
+        """For each loss the point on the test data, None if no dial that saves anything will do."""
+        full, found = self.rows["full"]["dev"]["score"], {}
         for loss in LOSSES:
-            dial = cheapest_within([full, *dev], loss).dial
+            good = [point for point in dev if point.cost < 1 and 100 * point.score >= 100 * full - loss]
+            dial = min(good, key=lambda point: point.cost).dial if good else None
             found[f"{loss:g}"] = next((p.to_json() for p in test if p.dial == dial), None)
         return found
 

@@ -50,7 +50,7 @@ ADAPTIVE = {
 }  # fmt: skip
 SETS = {
     "sst2": DropSet(
-        "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2, bf16=False, searched_on=300, generations=20,
+        "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 2, bf16=False,
         rows={
             "length_adaptive": DROP_TWO, "constant_ratio": DROP_TWO,
             "constant_ratio-random": {**DROP_TWO, "select": "random"},
@@ -58,6 +58,7 @@ SETS = {
             "adapler": {"gamma": 5e-3, "phi": 5e-4, **ADAPTIVE},
             "power_bert": {},
         },
+        searched_on=300, generations=20,
     ),
     "ag_news": DropSet(
         "ag_news.train", None, "ag_news.test", 2, limit=4000, test_limit=2000, chosen_on=1000, accumulate=2,
