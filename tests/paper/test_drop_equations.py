@@ -20,7 +20,13 @@ from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Method, Shape, TrainingBatch
 from stretto.methods.constant_ratio import chance
-from stretto.methods.length_adaptive import constant_ratio_lengths, nominal_cost, sample_lengths, sample_skips
+from stretto.methods.length_adaptive import (
+    constant_ratio_lengths,
+    dropped_lengths,
+    nominal_cost,
+    sample_drops,
+    sample_skips,
+)
 from stretto.methods.power_bert import (
     configuration,
     elimination_penalty,
@@ -213,14 +219,26 @@ def test_constant_ratios() -> None:
     assert nominal_cost(torch.tensor([[0.5, 0.25], [1.0, 1.0]])).tolist() == pytest.approx([0.5, 1.0])
 
 
-def test_sampled_lengths_shrink_by_at_most_p_per_layer() -> None:
+def test_sampled_drops_are_at_most_p() -> None:
     torch.manual_seed(0)
-    lengths = torch.stack([sample_lengths(0.2, 5) for _ in range(500)])
-    steps = lengths / torch.cat([torch.ones(500, 1), lengths[:, :-1]], dim=1)
-    assert bool((steps <= 1 + 1e-12).all())
-    assert bool((steps >= 0.8 - 1e-12).all())
-    assert steps.mean().item() == pytest.approx(0.9, abs=0.01)  # uniform
-    assert sample_lengths(0.0, 3).tolist() == [1.0, 1.0, 1.0]
+    drops = torch.stack([sample_drops(0.2, 5) for _ in range(500)])
+    assert drops.min().item() >= 0 and drops.max().item() <= 0.2
+    assert drops.mean().item() == pytest.approx(0.1, abs=0.01)  # uniform
+    assert sample_drops(0.0, 3).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_skipped_layer_drops_nothing() -> None:
+    drops = torch.tensor([0.2, 0.5, 0.25, 0.2], dtype=torch.float64)
+    assert dropped_lengths(drops, ()).tolist() == pytest.approx([0.8, 0.4, 0.3, 0.24])
+    assert dropped_lengths(drops, (2, 3)).tolist() == pytest.approx([0.8, 0.8, 0.8, 0.64])
+    assert drops.tolist() == [0.2, 0.5, 0.25, 0.2]
+
+
+def test_a_step_with_skipped_layers_shortens_by_those_that_run() -> None:
+    method, backbone = build("length_adaptive", length_drop=0.2), tiny_backbone("bert")
+    with method.fixed_lengths(dropped_lengths(torch.full((4,), 0.2, dtype=torch.float64), (1, 3))):
+        trace = ReferenceEngine(backbone).run(random_inputs([30]), method, 1.0, skip=(1, 3)).trace
+    assert trace.n_ffn.tolist() == [[0, 24, 0, 20]]  # ceil(0.8 · 30), ceil(0.64 · 30)
 
 
 def test_sampled_skips_never_take_all_layers() -> None:
@@ -248,8 +266,9 @@ def test_the_sandwich_of_full_smallest_and_random_models() -> None:
     assert dials == (1.0,) * 4
     assert [len(skipped) for skipped in skips] == [0, 2, 2, 2]  # the teacher runs whole
     assert lengths[0] is None
-    assert lengths[1].tolist() == pytest.approx([0.8, 0.64, 0.512])
-    assert all(bool((sample >= lengths[1] - 1e-12).all()) for sample in lengths[2:])
+    (ran_alone,) = {1, 2, 3} - set(skips[1])  # the only layer of the smallest model
+    assert lengths[1].tolist() == pytest.approx([0.8 if layer >= ran_alone else 1.0 for layer in (1, 2, 3)])
+    assert all(0.8 <= sample[-1] <= 1 for sample in lengths[2:])
     assert method._fixed is None
     loss.backward()  # the teacher learns from the labels alone: (p - y) / 4
     assert full.grad is not None

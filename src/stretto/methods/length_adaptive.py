@@ -7,8 +7,8 @@ answer spans) can be answered too.
 
 Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime with Search*, ACL 2021.
 
-    l_{i+1} ~ U((1 - p) l_i, l_i), smallest l_{i+1} = (1 - p) l_i   -> `sample_lengths`, `constant_ratio_lengths`
-    LayerDrop: each layer skipped with probability p                -> `sample_skips`
+    l_{i+1} ~ U((1 - p) l_i, l_i), smallest l_{i+1} = (1 - p) l_i    -> `sample_drops`, `dropped_lengths`
+    LayerDrop: each layer skipped with probability p                 -> `sample_skips`
     (L_full + KL(full ‖ smallest) + Σ KL(full ‖ random)) / (n_s + 2) -> `LengthAdaptive.learn`
     significance: attention received, drop between attention and FFN -> `LengthAdaptive.decide`
     evolutionary search                                              -> `stretto.search`
@@ -67,9 +67,16 @@ def constant_ratio_lengths(ratio: float | Tensor, n_layers: int) -> Tensor:
     return ratios ** torch.arange(1, n_layers + 1, device=ratios.device)
 
 
-def sample_lengths(drop: float, n_layers: int) -> Tensor:
-    """[L] fractions of the input: every layer keeps between 1 - `drop` and all of what it gets."""
-    return (1 - drop * torch.rand(n_layers, dtype=torch.float64)).cumprod(dim=0)
+def sample_drops(most: float, n_layers: int) -> Tensor:
+    """[L] part of what it gets that each layer drops: between nothing and `most`."""
+    return most * torch.rand(n_layers, dtype=torch.float64)
+
+
+def dropped_lengths(drops: Tensor, skipped: tuple[int, ...]) -> Tensor:
+    """[L] part of what it gets that each layer drops -> [L] fractions of the input; a skipped layer drops nothing."""
+    drops = drops.clone()
+    drops[[layer - 1 for layer in skipped]] = 0
+    return (1 - drops).cumprod(dim=0)
 
 
 def sample_skips(probability: float, n_layers: int) -> tuple[int, ...]:
@@ -140,11 +147,12 @@ class LengthDrop(Method):
         config, n_layers = self.config, self.shape.n_layers
         full = batch.run(self.dial.off).logits
         loss = self.task.loss(full, batch.labels).mean()
-        smallest = constant_ratio_lengths(1 - config.length_drop, n_layers)
-        samples = [sample_lengths(config.length_drop, n_layers) for _ in range(config.random_models)]
-        for lengths in (smallest, *samples):
-            with self.fixed_lengths(lengths):
-                student = batch.run(self.dial.off, skip=sample_skips(config.layer_drop, n_layers)).logits
+        smallest = torch.full((n_layers,), config.length_drop, dtype=torch.float64)
+        samples = [sample_drops(config.length_drop, n_layers) for _ in range(config.random_models)]
+        for drops in (smallest, *samples):
+            skipped = sample_skips(config.layer_drop, n_layers)
+            with self.fixed_lengths(dropped_lengths(drops, skipped)):
+                student = batch.run(self.dial.off, skip=skipped).logits
             loss = loss + self.task.distillation(student, full.detach(), batch.labels).mean()
         return loss / (config.random_models + 2)
 
