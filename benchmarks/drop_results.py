@@ -137,5 +137,5 @@ def clock_note(found: dict[str, Any]) -> str:
     full = " / ".join(f"{clock['methods']['full'][size][HF]:.2f}" for size in BATCHES)
     return (
         f"Time: {clock['sequences']} test inputs, median of {clock['rounds']} rounds, "
-        f"{found['about']['threads']} threads. The full model on the packed engine × HF: {full}."
+        f"{clock['threads']} threads. The full model on the packed engine × HF: {full}."
     )

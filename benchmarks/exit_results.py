@@ -186,7 +186,7 @@ def set_tables() -> str:
                     }
                 )
         timed = (
-            f"Time: {clock['sequences']} test inputs, median of {clock['rounds']} rounds, {about['threads']} threads. "
+            f"Time: {clock['sequences']} test inputs, median of {clock['rounds']} rounds, {clock['threads']} threads. "
             f"The full model on the packed engine × HF: {by_batch(clock['methods'].get('full', {}), HF)}."
             if clock
             else "Time: not measured yet."

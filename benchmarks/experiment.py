@@ -25,6 +25,7 @@ from stretto.bench.model import packed_contender
 from stretto.bench.timing import Contender, interleaved
 from stretto.data import Dataset, load, sample, split_off
 from stretto.evaluate import batches
+from stretto.state import Inputs
 from stretto.tasks import TASKS
 
 RESULTS = Path(__file__).parent / "results"
@@ -121,7 +122,6 @@ class Experiment:
             "stretto": __version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
-            "threads": torch.get_num_threads(),
             "machine": platform.machine(),
             "command": f"python benchmarks/{self.kind}.py DATA {Path(self.encoder).name} {self.name}"
             + ("" if self.seed == DEFAULT_SEED else f" --seed {self.seed}"),
@@ -157,18 +157,22 @@ class Experiment:
     def clock(self, sequences: int = 64, rounds: int = 5) -> None:
         """Wall-clock of each model at its dial against the full one, packed and as Hugging Face runs it."""
         full = AdaptiveModel.from_pretrained(self.runs / "full")
-        features = full.encode(random.Random(self.seed).sample(self.test.texts, sequences)).features
+        texts = random.Random(self.seed).sample(self.test.texts, sequences)
         jobs = list(self.timed())
         found: dict[str, Any] = {}
+
+        def pool(model: AdaptiveModel, size: int) -> list[Inputs]:
+            return list(batches(model.encode(texts).features, model.tokenizer.pad_token_id, size))
+
         for size in self.batch_sizes:
-            pool = list(batches(features, full.tokenizer.pad_token_id, size))
+            plainly = pool(full, size)
             contenders = [
                 Contender(
-                    "huggingface", "float32", hugging_face(full.encoder, pool), padded_flops(pool, full.backbone)
+                    "huggingface", "float32", hugging_face(full.encoder, plainly), padded_flops(plainly, full.backbone)
                 ),
-                packed_contender("full", full, full.method, full.method.dial.off, pool),
+                packed_contender("full", full, full.method, full.method.dial.off, plainly),
                 *(
-                    packed_contender(f"{job.key} {job.point}", job.model, job.model.method, job.dial, pool)
+                    packed_contender(job.name, job.model, job.model.method, job.dial, pool(job.model, size))
                     for job in jobs
                 ),
             ]
@@ -184,7 +188,8 @@ class Experiment:
                     "time_gain_vs_huggingface": plain.median / result.median,
                     "tracking": reference.median / result.median / gain,
                 }
-        self.write("clock", {"sequences": sequences, "rounds": rounds, "methods": found})
+        threads = torch.get_num_threads()
+        self.write("clock", {"sequences": sequences, "rounds": rounds, "threads": threads, "methods": found})
 
 
 def main(experiment: type[Experiment], sets: Mapping[str, Set], description: str | None) -> None:
