@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import ARCHITECTURES, tiny_config, tiny_encoder, tiny_model, tiny_tokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
@@ -19,6 +20,7 @@ from stretto import AdaptiveModel, StrettoError
 from stretto.data import encode
 from stretto.evaluate import batches
 from stretto.methods import METHODS
+from stretto.tasks import Classification
 
 TEXTS: list[Any] = ["a great movie !", "", "dull " * 10_000, "日本語 🎬 \u202e \x00 ﬃ"]
 PAIRS = [("the plot", "was good"), ("", ""), ("very " * 40, "dull " * 90)]
@@ -166,6 +168,30 @@ def test_what_is_not_text_is_refused(bad: Any) -> None:
         tiny_model().predict([bad])
 
 
+def test_half_a_character_is_refused() -> None:
+    with pytest.raises(StrettoError, match=r"got half a surrogate pair \('\\ud83d'\) at character 6"):
+        tiny_model().predict(["good \ud83d"])
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_a_model_that_has_not_learned_to_answer(model_type: str, tmp_path: Path) -> None:
+    tiny_encoder(model_type).base_model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(StrettoError, match=r"Expected a fine-tuned model in .* it has not learned to answer yet"):
+        AdaptiveModel.from_pretrained(tmp_path)
+    assert AdaptiveModel.from_pretrained(tmp_path, task=Classification(["no", "yes"])).backbone.n_labels == 2
+
+
+@pytest.mark.parametrize("task", [None, Classification(["no", "yes"])])
+def test_a_layer_without_weights(task: Classification | None, tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "saved")
+    file = tmp_path / "saved" / "model.safetensors"
+    weights = load_file(file)
+    save_file({name: value for name, value in weights.items() if ".layer.2." not in name}, file, {"format": "pt"})
+    with pytest.raises(StrettoError, match=r"weights of every layer .* none that fit for bert\.encoder\.layer\.2\."):
+        AdaptiveModel.from_pretrained(tmp_path / "saved", task=task)
+
+
 def test_a_folder_that_is_not_a_model(tmp_path: Path) -> None:
     with pytest.raises(StrettoError, match=r"config\.json"):
         AdaptiveModel.from_pretrained(tmp_path)
@@ -185,6 +211,13 @@ def test_a_truncated_file_is_named(file: str, tmp_path: Path) -> None:
     path = tmp_path / "saved" / file
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(StrettoError, match=r"again|Check the name"):
+        AdaptiveModel.from_pretrained(tmp_path / "saved")
+
+
+def test_settings_that_are_not_utf_8(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "stretto.json").write_bytes(b'{"format": "caf\xe9"}')
+    with pytest.raises(StrettoError, match=r"a complete stretto\.json"):
         AdaptiveModel.from_pretrained(tmp_path / "saved")
 
 

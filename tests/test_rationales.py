@@ -196,6 +196,8 @@ def test_words_beyond_the_limit_are_not_counted(tmp_path: Path) -> None:
         ({"tokens": "good film"}, r"r\.jsonl:1: expected a list of words in 'tokens', got 'good film'"),
         ({"rationale": [1]}, "expected 4 numbers, 0 or 1, in 'rationale'"),
         ({"rationale": [0, 0, 2, 0]}, "0 or 1"),
+        ({"rationale": [[0], [1], [0], [0]]}, "0 or 1"),
+        ({"tokens": ["a", "very", "\ud83d", "film"]}, "expected Unicode words in 'tokens', got half a surrogate pair"),
         ({"label": None}, "expected a label in 'label', got None"),
         ({"label": "terrible"}, r"r\.jsonl:1: expected one of the labels 'bad', 'good', got 'terrible'"),
     ],

@@ -193,7 +193,16 @@ def test_bad_arguments_and_data(tmp_path: Path) -> None:
         train(learner(), data, data, tmp_path / "out", bach_size=3)
     with pytest.raises(StrettoError, match="labelled"):
         train(learner(), Dataset(data.texts, None, None, data.where), data, tmp_path / "out")
-    assert not (tmp_path / "out.work").exists()
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.txt").write_text("mine")
+    with pytest.raises(StrettoError, match="an empty folder or an earlier stretto model"):
+        train(learner(), data, data, taken)
+    with pytest.raises(StrettoError, match=r"nowhere\.txt"):
+        train(learner("depth_reconstruction", unlabelled=str(tmp_path / "nowhere.txt")), data, data, tmp_path / "out")
+    with pytest.raises(StrettoError, match="by attention or at random to train with, got saliency"):
+        train(learner("constant_ratio", select="saliency"), data, data, tmp_path / "out")
+    assert not list(tmp_path.glob("*.work"))
 
 
 def test_recorded_exits_equal_exits_trained_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

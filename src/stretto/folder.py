@@ -89,7 +89,7 @@ def read_folder(name_or_path: str) -> Folder | None:
                 "Use the version of stretto that wrote it."
             )
         return Folder(**settings, weights=find(name_or_path, WEIGHTS))
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise StrettoError(
             f"Expected a complete {SETTINGS} in '{name_or_path}', got a damaged one ({error!r}). Copy the folder again."
         ) from error
@@ -130,11 +130,12 @@ def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: 
     """The Hugging Face model for a task, in fp32; `new_labels` gives it a head for those of the task."""
     try:
         with quiet_transformers():
-            return getattr(transformers, task.auto_class).from_pretrained(
+            model, report = getattr(transformers, task.auto_class).from_pretrained(
                 name_or_path,
                 dtype=torch.float32,
                 attn_implementation="eager" if model_type == "mpnet" else "sdpa",  # MPNet has no other
                 ignore_mismatched_sizes=new_labels,
+                output_loading_info=True,
                 **(task.hf_config() if new_labels else {}),
             )
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
@@ -142,6 +143,27 @@ def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: 
             f"Expected readable weights in '{name_or_path}', got {type(error).__name__}: "
             f"{str(error).splitlines()[0]}. The download or copy may be incomplete: fetch it again."
         ) from error
+    fresh = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    check_fresh(name_or_path, fresh, model.base_model_prefix, new_head=new_labels)
+    return model
+
+
+def check_fresh(name_or_path: str, fresh: set[str], prefix: str, *, new_head: bool) -> None:
+    """Refuse a model some of whose weights (`fresh`) were not in its file: it would answer at random.
+
+    A head that is about to be trained may be new, and the pooler is part of it."""
+    head = {key for key in fresh if not key.startswith(f"{prefix}.") or key.startswith(f"{prefix}.pooler.")}
+    if lacking := sorted(fresh - head):
+        more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
+        raise StrettoError(
+            f"Expected the weights of every layer in '{name_or_path}', got none that fit for {lacking[0]}{more}. "
+            "The file may be incomplete or of another model: fetch it again."
+        )
+    if head and not new_head:
+        raise StrettoError(
+            f"Expected a fine-tuned model in '{name_or_path}', got one without {min(head, key=len)}: it has not "
+            "learned to answer yet. Train it with `stretto train`, or in Python with a task named in from_pretrained."
+        )
 
 
 def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
@@ -160,8 +182,8 @@ def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
         ) from error
 
 
-def write_folder(path: Path, folder: Folder, encoder: Any, tokenizer: Any, method: nn.Module, task: Task) -> None:
-    """Write everything to a temporary neighbour, then rename it into place."""
+def check_place(path: Path) -> None:
+    """Refuse to save where something else would be lost. Long work asks before it begins."""
     if path.exists() and not path.is_dir():
         raise StrettoError(f"Expected a folder to save to, got the file '{path}'. Choose another name.")
     if path.is_dir() and any(path.iterdir()) and not (path / SETTINGS).exists():
@@ -169,6 +191,11 @@ def write_folder(path: Path, folder: Folder, encoder: Any, tokenizer: Any, metho
             f"Expected an empty folder or an earlier stretto model, got '{path}' with other files in it. "
             "Choose another name, so that nothing is lost."
         )
+
+
+def write_folder(path: Path, folder: Folder, encoder: Any, tokenizer: Any, method: nn.Module, task: Task) -> None:
+    """Write everything to a temporary neighbour, then rename it into place."""
+    check_place(path)
     with replacing(path) as temporary:
         encoder.config.update(task.hf_config())
         with quiet_transformers():

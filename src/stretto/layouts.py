@@ -226,14 +226,19 @@ def text_in(where: str, row: Row, name: str) -> str:
             f"{where}: expected a text in '{name}', got {value!r:.60} ({type(value).__name__}). "
             "Write it as a string, or choose another column with --text."
         )
+    return whole_text(value, f"{where}: expected Unicode text in '{name}'")
+
+
+def whole_text(text: str, expected: str) -> str:
+    """The text, unless it has half a character: JSON can spell one (\\ud83d), and no tokenizer takes it."""
     try:
-        value.encode()
-    except UnicodeEncodeError as error:  # JSON can spell half a character (\ud83d), which no tokenizer takes
+        text.encode()
+    except UnicodeEncodeError as error:
         raise StrettoError(
-            f"{where}: expected Unicode text in '{name}', got half a surrogate pair ({value[error.start]!a}) "
-            f"at character {error.start + 1}. Repair or remove it."
+            f"{expected}, got half a surrogate pair ({text[error.start]!a}) at character {error.start + 1}. "
+            "Repair or remove it."
         ) from None
-    return value
+    return text
 
 
 def word_or_number(where: str, value: Any, name: str, classes: tuple[str, ...] | None) -> Label | None:

@@ -41,6 +41,7 @@ from stretto.encoding import Origin, origins
 from stretto.errors import StrettoError
 from stretto.evaluate import batches
 from stretto.explain import Watcher
+from stretto.layouts import whole_text
 from stretto.model import AdaptiveModel
 from stretto.readers import open_table
 from stretto.records import Record
@@ -118,7 +119,9 @@ def _checked(where: str, row: dict[str, Any]) -> tuple[tuple[str, ...], tuple[in
     words, marks, label = row.get("tokens"), row.get("rationale"), row.get("label")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or not words:
         raise StrettoError(f"{where}: expected a list of words in 'tokens', got {words!r:.60}. Use a .jsonl file.")
-    if not isinstance(marks, list) or len(marks) != len(words) or not set(marks) <= {0, 1}:
+    for word in words:
+        whole_text(word, f"{where}: expected Unicode words in 'tokens'")
+    if not isinstance(marks, list) or len(marks) != len(words) or not all(mark in (0, 1) for mark in marks):
         raise StrettoError(
             f"{where}: expected {len(words)} numbers, 0 or 1, in 'rationale', got {marks!r:.60}. Give one per word."
         )

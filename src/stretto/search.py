@@ -34,6 +34,7 @@ from stretto.encoding import Encoded
 from stretto.errors import StrettoError
 from stretto.evaluate import OperatingPoint, cheapest_within, sweep
 from stretto.evolution import Lengths, area, constant_ratio, offspring, pareto_frontier, start_population
+from stretto.folder import check_place
 from stretto.journal import Journal, dataset_digest, weights_digest
 from stretto.methods.length_adaptive import LengthAdaptive
 
@@ -135,6 +136,7 @@ def search(
     `OUTPUT.search` holds what has been measured until the search is finished."""
     settings = settings or SearchSettings()
     method = searchable(model)
+    check_place(Path(output))
     until = float("inf") if max_seconds is None else time.monotonic() + max_seconds
     examples = data if settings.limit is None else sample(data, settings.limit, settings.seed)
     prepared = Prepared.of(model, examples, batch_size)

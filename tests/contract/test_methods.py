@@ -123,7 +123,8 @@ def test_every_sequence_may_have_its_own_dial(name: str, settings: dict[str, Any
     for index, dial in enumerate(dials.tolist()):
         alone = engine.run(row(inputs, index), method, dial)
         torch.testing.assert_close(alone.logits[0], together.logits[index], atol=1e-5, rtol=1e-5)
-        assert int(alone.trace.depth) == int(together.trace.depth[index])
+        for name in ("n_query", "n_key", "n_ffn", "decider_macs"):  # its cost, too, is its own
+            assert torch.equal(getattr(alone.trace, name)[0], getattr(together.trace, name)[index]), name
 
 
 @pytest.mark.parametrize(("name", "settings"), [case for case in CASES if METHODS[case[0]].uses_exits])

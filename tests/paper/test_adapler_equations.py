@@ -83,6 +83,11 @@ def test_steepness_by_epoch(epochs: int, expected: list[float]) -> None:
     assert [steepness(e, epochs) for e in range(epochs)] == pytest.approx(expected)
 
 
+def test_in_a_single_epoch_removal_hardens_from_step_to_step() -> None:
+    assert [steepness(e, 1) for e in (0, 0.5, 1)] == pytest.approx([50, (50 * 1e5) ** 0.5, 1e5])
+    assert steepness(0.25, 0.5) == pytest.approx((50 * 1e5) ** 0.5)
+
+
 def method_on(config: AdapLeRConfig | None = None) -> tuple[AdapLeR, ReferenceEngine]:
     backbone = tiny_backbone("bert")
     torch.manual_seed(5)

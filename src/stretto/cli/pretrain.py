@@ -102,7 +102,7 @@ def pretrain(
     train_data, dev_data = split_off(read_texts(text_file, text, split), held_out, seed)
     say(f"{len(dev_data)} of {len(train_data) + len(dev_data)} texts are held out to measure perplexity on")
     with quiet_transformers():
-        used = open_tokenizer(tokenizer, vocab_size, cased, train_data, Path(f"{output}.work") / "tokenizer")
+        used = open_tokenizer(tokenizer, vocab_size, cased, train_data, Path(f"{output}.work"))
         set_seed(seed)
         model = AlbertaForMaskedLM(AlbertaConfig(vocab_size=len(used), pad_token_id=used.pad_token_id, **sizes))
         try:
@@ -161,8 +161,8 @@ def read_texts(source: str, column: str | None, split: str | None) -> Dataset:
     return Dataset([texts for texts, _ in found], None, None, [where for _, where in found])
 
 
-def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: Dataset, learned: Path) -> Any:
-    """The tokenizer named, or one learned from the texts (or by the run that is gone on with, in `learned`)."""
+def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: Dataset, work: Path) -> Any:
+    """The tokenizer named, or one learned from the texts (perhaps by the run that is gone on with, in `work`)."""
     from transformers import AutoTokenizer
 
     from stretto.folder import load_tokenizer, replacing
@@ -171,6 +171,7 @@ def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: 
     if name is not None:
         return load_tokenizer(name)
     assert vocab_size is not None
+    learned = work / f"tokenizer-{vocab_size}{'-cased' if cased else ''}"
     if not learned.is_dir():
         say(f"learning a tokenizer from {len(data)} texts")
         with replacing(learned) as temporary:

@@ -99,13 +99,16 @@ def amplified(salience: Tensor, presence: Tensor, theta: Tensor, state: State) -
     return raised / by_sequence(raised, state).clamp(min=tiny)[state.sequence]
 
 
-def steepness(epoch: int, epochs: float) -> float:
-    """λ in epoch 0, 1, …: as published for 3, 5 and 10 epochs, else geometric up to 1e5, which is hard removal."""
+def steepness(epoch: float, epochs: float) -> float:
+    """λ after so many epochs: as published for 3, 5 and 10 of them, else geometric up to 1e5, which is hard removal.
+
+    It is raised from epoch to epoch; if there is only one, from step to step."""
     if epochs in PUBLISHED_STEEPNESS:
         first, factor = PUBLISHED_STEEPNESS[int(epochs)]
-        return first * factor**epoch
-    first, last = (10.0 if epochs >= 5 else 50.0), max(math.ceil(epochs) - 1, 1)
-    return first * (STEEPEST / first) ** min(epoch / last, 1.0)
+        return first * factor ** int(epoch)
+    first, last = (10.0 if epochs >= 5 else 50.0), math.ceil(epochs) - 1
+    progress = int(epoch) / last if last else epoch / epochs
+    return first * (STEEPEST / first) ** min(progress, 1.0)
 
 
 def zero_with_gradient(parameter: Tensor, gradient: Tensor) -> Tensor:
@@ -153,26 +156,32 @@ class AdapLeR(Method):
     def decide(self, state: State) -> Decision | None:
         if self.fading is not None:
             return self.fade(state, self.fading)
-        if not bool((state.dial > 0).any()):
+        asked = state.dial > 0  # [B] who keeps all tokens needs no predictor, and pays none
+        if not bool(asked.any()):
             return None
-        score = contributions(self.predict(state), state)
-        state.spend(state.lengths * self.shape.d * self.config.predictor_size)
-        state.spend(state.lengths * self.config.predictor_size)
+        score = contributions(self.predict(state, asked), state)
+        state.spend(asked * state.lengths * (self.shape.d + 1) * self.config.predictor_size)
         eta = self.eta[state.layer - 1].clamp(*ETA_RANGE)
         threshold = state.dial * eta / state.lengths  # [B]
         state.row_notes["score"] = score
         return Decision(drop=score < threshold[state.sequence])
 
-    def predict(self, state: State) -> Tensor:
-        """[N] what the predictor of this layer says of each row."""
-        return self.predictors[state.layer - 1](state.rows).squeeze(-1)
+    def predict(self, state: State, asked: Tensor) -> Tensor:
+        """[N] what the predictor of this layer says of each row; 0 in the sequences not `asked` ([B] bool)."""
+        predictor = self.predictors[state.layer - 1]
+        if bool(asked.all()):
+            return predictor(state.rows).squeeze(-1)
+        rows = asked[state.sequence]
+        said = predictor(state.rows[rows]).squeeze(-1)
+        return said.new_zeros(state.n_rows).index_put((rows,), said)
 
     def fade(self, state: State, fading: Fading) -> Decision:
         layer, notes = state.layer - 1, state.row_notes
         gone = notes.get("gone", torch.zeros_like(notes["saliency"]))  # [N] Σ m of the layers below
         presence = gone.exp()
         dummy = torch.where(state.position == 0, fading.theta_dummy[layer].log(), 0.0)
-        score = contributions(self.predict(state) + gone + dummy, state)
+        everyone = torch.ones_like(state.ids, dtype=torch.bool)
+        score = contributions(self.predict(state, everyone) + gone + dummy, state)
         threshold = fading.eta[layer] / by_sequence(presence, state)  # [B]
         removed = soft_removal(score, threshold[state.sequence], fading.steepness, self.config.beta)
         removed = torch.where(state.protected, 0.0, removed)
@@ -212,7 +221,7 @@ class AdapLeR(Method):
         config, n_layers = self.config, self.shape.n_layers
         eta = self.eta.detach().clone().requires_grad_()
         dummy = torch.ones_like(eta).requires_grad_()
-        fading = self.fading = Fading(steepness(int(batch.epoch), stage.epochs), eta, dummy)
+        fading = self.fading = Fading(steepness(batch.epoch, stage.epochs), eta, dummy)
         try:
             logits = batch.run(self.dial.off).logits
         finally:
@@ -225,10 +234,8 @@ class AdapLeR(Method):
         # η and θ follow another objective than the weights: their gradients are taken here and handed on through
         # terms whose value is 0. θ is not in the graph; its dummy is.
         to_eta, to_dummy = torch.autograd.grad(task_loss + config.phi * tokens, (eta, dummy), retain_graph=True)
-        hand_on = (self.eta - eta.detach()) * to_eta + (
-            self.theta - self.theta.detach()
-        ) * to_dummy / self.theta.detach()
-        return task_loss + config.gamma * divergence + hand_on.sum()
+        hand_on = zero_with_gradient(self.eta, to_eta) + zero_with_gradient(self.theta, to_dummy / self.theta.detach())
+        return task_loss + config.gamma * divergence + hand_on
 
     @torch.no_grad()
     def after_step(self, stage: Stage) -> None:

@@ -32,7 +32,7 @@ class Dial:
     off: float
     """At this value the full model runs."""
     sweep: tuple[float, ...]
-    """Values worth trying, from dearest to cheapest; cost never rises along them."""
+    """Values worth trying, from dearest to cheapest; cost never rises along them if the method is `monotone`."""
     upper: float = float("inf")
     lower: float = 0.0
     trained: float | None = None
@@ -147,7 +147,7 @@ class Method(nn.Module):
     reads_words: ClassVar[bool] = False
     """Whether `Inputs.notes` are to tell which word each token belongs to (`word`, and `word_key`: see `words.py`)."""
     monotone: ClassVar[bool] = True
-    """Whether cost falls along the sweep for every single sequence; if not, it does on average."""
+    """Whether cost never rises along the sweep for any sequence; if not, it falls on average, once asking is paid."""
 
     def __init__(self, config: Any, shape: Shape, task: Task) -> None:
         super().__init__()

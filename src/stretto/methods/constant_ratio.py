@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial
+from stretto.methods.base import Dial, Stage
 from stretto.methods.length_adaptive import LengthDrop, LengthDropConfig, constant_ratio_lengths
 from stretto.state import State
 
@@ -55,6 +55,14 @@ class ConstantRatio(LengthDrop):
 
     def lengths(self, dial: Tensor) -> Tensor:
         return constant_ratio_lengths(dial, self.shape.n_layers)
+
+    def stages(self) -> list[Stage]:
+        if self.config.select == "saliency":
+            raise StrettoError(
+                "Expected a selection by attention or at random to train with, got saliency, which needs a trained "
+                "model and the right answer. Train by attention, then open the model with select='saliency'."
+            )
+        return super().stages()
 
     def score(self, state: State) -> Tensor:
         if self.config.select == "attention":

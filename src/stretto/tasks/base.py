@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stretto.encoding import Encoded
 from stretto.errors import StrettoError
+from stretto.layouts import whole_text
 
 if TYPE_CHECKING:
     from stretto.data import Dataset
@@ -77,8 +78,12 @@ class Task(ABC):
 
     # ---- from inputs to features and back
 
-    @abstractmethod
     def check_input(self, text: Any) -> tuple[str, ...]:
+        """The parts of one input, which must be of the task's form and of whole characters."""
+        return tuple(whole_text(part, "Expected Unicode text") for part in self.parts_of(text))
+
+    @abstractmethod
+    def parts_of(self, text: Any) -> tuple[str, ...]:
         """One input as the tuple of its parts: a text or two, the words, or question and context."""
 
     @abstractmethod

@@ -40,7 +40,7 @@ class LabelPrediction(Prediction):
 class SequenceTask(Task):
     """Logits are [B, C], labels [B]."""
 
-    def check_input(self, text: Any) -> tuple[str, ...]:
+    def parts_of(self, text: Any) -> tuple[str, ...]:
         parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, (tuple, list)) else ()
         if len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
             raise StrettoError(

@@ -78,7 +78,7 @@ class Tokens(Task):
 
     # ---- from words to features and back
 
-    def check_input(self, text: Any) -> tuple[str, ...]:
+    def parts_of(self, text: Any) -> tuple[str, ...]:
         words = (
             tuple(text.split()) if isinstance(text, str) else tuple(text) if isinstance(text, (tuple, list)) else None
         )

@@ -24,6 +24,7 @@ from stretto.data import Dataset, load
 from stretto.encoding import Encoded, EncodedDataset, collate
 from stretto.errors import StrettoError
 from stretto.evaluate import cheapest_within, sweep
+from stretto.folder import check_place
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
 from stretto.training.frozen import record_examples, recording_fits
@@ -59,6 +60,12 @@ def train(
             f"got {', '.join(unknown)}. Name one of its stages."
         )
     stages = [stage for stage in stages if stage.name not in skip]
+    check_place(Path(output))
+    unlabelled = {
+        stage.name: load(stage.unlabelled, task=model.task.name, labelled=False).texts
+        for stage in stages
+        if stage.unlabelled
+    }
     work = Path(f"{output}.work")
     plan = Plan(model, stages, train_data, dev_data, arguments)
     plan.check(work)
@@ -70,7 +77,8 @@ def train(
             tqdm.write(f"stage {number} of {len(stages)}: {stage.name}, {stage.epochs:g} epochs", file=sys.stderr)
         folder = f"{number}-{stage.name}"
         with logs_in(Path(os.environ.get(LOGS, f"{output}.logs")) / folder):
-            run_stage(model, stage, work / folder, encoded, dev_data, plan.arguments, progress)
+            texts = unlabelled.get(stage.name)
+            run_stage(model, stage, work / folder, encoded, texts, dev_data, plan.arguments, progress)
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
@@ -116,20 +124,22 @@ def run_stage(
     stage: Stage,
     folder: Path,
     encoded: dict[str, Encoded],
+    unlabelled: list[tuple[str, ...]] | None,
     dev_data: Dataset,
     arguments: dict[str, Any],
     progress: bool,
 ) -> None:
-    """Train one stage, or load its end result if an earlier run finished it."""
+    """Train one stage, or load its end result if an earlier run finished it.
+
+    The texts `unlabelled`, if there are any, take the place of the training data."""
     result = folder / "result.safetensors"
     if result.exists():
         model.load_state_dict(load_file(result))
         return
     learner = Learner(model, stage)
     examples = {name: EncodedDataset(data.features, data.labels) for name, data in encoded.items()}
-    if stage.unlabelled:
-        texts = load(stage.unlabelled, task=model.task.name, labelled=False).texts
-        examples["train"] = EncodedDataset(model.encode(texts).features, [0] * len(texts))
+    if unlabelled is not None:
+        examples["train"] = EncodedDataset(model.encode(unlabelled).features, [0] * len(unlabelled))
     datasets: dict[str, Any] = {**examples, "train": with_notes(model, stage, examples["train"], folder, progress)}
     settings = {**arguments}
     if stage.best_by == "last":
