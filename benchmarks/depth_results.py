@@ -10,6 +10,7 @@ from typing import Any
 
 from curves import NOT_METHODS
 from depths import FIRST_LAYERS, REPORTED, SETS, Depths
+from drop_results import summary
 from names import HF, RESULTS, SET_NAMES, metric, title
 
 from stretto.view.tables import markdown_table
@@ -122,6 +123,11 @@ def first_layers_table(runs: Runs) -> str:
                 }
             )
     return markdown_table(rows) if rows else ""
+
+
+def depth_summary() -> str:
+    """Of the first seed of every set."""
+    return summary([runs[0] for runs in load_depths()], REPORTED)
 
 
 def pretraining_tables() -> str:

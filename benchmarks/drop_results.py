@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from curves import LOSSES, NOT_METHODS
@@ -59,11 +59,15 @@ def drop_tables() -> str:
 
 
 def drop_summary() -> str:
+    return summary(load_drops(), ("length_adaptive", "adapler", "power_bert"))
+
+
+def summary(files: list[dict[str, Any]], methods: Collection[str]) -> str:
     """One line per set and method: the cheapest dial that loses at most a point on the dev data."""
     rows: list[Row] = []
-    for found in load_drops():
+    for found in files:
         full = found["full"]["test"]["score"]
-        for key in (name for name in found if name in ("length_adaptive", "adapler", "power_bert")):
+        for key in (name for name in found if name in methods):
             point = found[key]["chosen"]["1"]
             gains = found.get("clock", {}).get("methods", {}).get(key, {}).get("1", {}).get("32")
             if point is not None:

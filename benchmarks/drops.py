@@ -84,8 +84,7 @@ SETS = {
         },
     ),
     "wnut17": DropSet(
-        "wnut17.train", "wnut17.dev", "wnut17.test", 8, task="tokens",
-        rows={"length_adaptive": {**DROP, "drop_epochs": 3}},
+        "wnut17.train", "wnut17.dev", "wnut17.test", 4, task="tokens", rows={"length_adaptive": DROP},
     ),
     "squad": DropSet(
         "squad11_sub.train", None, "squad11_sub.dev", 2, task="span", limit=2000, test_limit=500, max_length=256,

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from depth_results import depth_tables, pretraining_tables
+from depth_results import depth_summary, depth_tables, pretraining_tables
 from drop_results import drop_summary, drop_tables, rationale_tables
 from exit_results import BATCHES, Row, cheapest_table, readme_results, set_tables, tracking_note
 from exits import RECIPES, static_recipes
@@ -194,6 +194,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "drops-summary": drop_summary,
     "rationales": rationale_tables,
     "depths": depth_tables,
+    "depths-summary": depth_summary,
     "pretraining": pretraining_tables,
     "recipes": recipe_table,
     "cheapest": cheapest_table,
