@@ -16,7 +16,7 @@ from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
 from stretto.methods.alberta import GATED, IGNORED, StructurePredictor, revpc
 from stretto.methods.base import TrainingBatch
-from stretto.state import Decision, State
+from stretto.state import Decision, Output, State, Trace
 from stretto.tasks import Tokens
 
 LENGTHS = [5, 9, 12]  # rising: both engines then keep the order, and the fixed gates find their sequences
@@ -138,7 +138,7 @@ def training_batch(model: Any) -> tuple[TrainingBatch, list[Tensor]]:
 
 
 def test_serving_with_gamma_zero_is_the_training_path() -> None:
-    model = tiny_model("alberta")
+    model = tiny_model("alberta", exit_share=0.0)
     nn.init.normal_(model.method.predictor.out.weight, std=2.0)  # gates that differ
     batch, seen = training_batch(model)
     model.method.learn(model.method.stages()[1], batch)
@@ -150,13 +150,34 @@ def test_serving_with_gamma_zero_is_the_training_path() -> None:
 
 
 def test_the_loss_is_the_tasks_and_the_penalty_on_the_sum_of_gates() -> None:
-    free, penalised = (model_with_fixed_gates(depth_penalty=penalty) for penalty in (0.0, 0.5))
+    free, penalised = (model_with_fixed_gates(depth_penalty=penalty, exit_share=0.0) for penalty in (0.0, 0.5))
     (batch, seen), (same, _) = training_batch(free), training_batch(penalised)
     loss = free.method.learn(free.method.stages()[1], batch)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(seen[0], batch.labels))
     mean_sum = (2.375 + 2.25 + 1.375) / 3
     added = penalised.method.learn(penalised.method.stages()[1], same) - loss
     assert float(added.detach()) == pytest.approx(0.5 * mean_sum, rel=1e-4)
+
+
+@pytest.mark.parametrize(("share", "early_exit"), [(0.0, True), (0.5, True), (1.0, True), (1.0, False)])
+def test_a_share_of_the_texts_leaves_by_a_gamma_of_its_own(share: float, early_exit: bool) -> None:
+    method = tiny_model("alberta", exit_share=share, early_exit=early_exit).method
+    dials: list[Tensor] = []
+
+    def run(dial: Tensor) -> Any:
+        dials.append(dial)
+        assert method.watched is not None
+        method.watched.append(torch.ones(1000, 3))
+        return Output(torch.zeros(1000, 3), Trace.empty(torch.ones(1000, dtype=torch.long), 4))
+
+    torch.manual_seed(0)
+    batch = TrainingBatch(random_inputs([2]), torch.zeros(1000, dtype=torch.long), run, 0, 0.0, None)
+    method.learn(method.stages()[1], batch)
+    (drawn,) = dials
+    leaving = drawn != GATED
+    assert float(leaving.float().mean()) == pytest.approx(share if early_exit else 0.0, abs=0.05)
+    if bool(leaving.any()):
+        assert float(drawn[leaving].mean()) == pytest.approx(0.5, abs=0.05)  # uniform between 0 and 1
 
 
 def test_the_task_alone_teaches_the_predictor() -> None:

@@ -2,9 +2,9 @@
 
 The first k layers run as they are. From what they made of the first token, a structure predictor shares out a
 probability among the upper (adaptive) layers: that this many of them are needed. Summed up from the top it becomes a
-gate for each layer, a factor on what its attention and its FFN add; gates fall from layer to layer. While training all
-layers run with their gates, so that the task's loss alone teaches the predictor; when serving, a sequence leaves before
-the first layer whose gate is too small, and the model's own head answers.
+gate for each layer, a factor on what its attention and its FFN add; gates fall from layer to layer. In training layers
+run with their gates, so that the task's loss alone teaches the predictor; when serving, a sequence leaves before the
+first layer whose gate is too small, and the model's own head answers.
 
 Li, Li, Wang: *From Static to Dynamic: A Deeper, Faster, and Adaptive Language Modeling Approach* (ALBERTa).
 
@@ -17,7 +17,9 @@ Li, Li, Wang: *From Static to Dynamic: A Deeper, Faster, and Adaptive Language M
 Differs from the paper: wrapped around any encoder that was pretrained without gates. In post-LN layers the gate stands
 inside the norm, as above; the paper's are pre-LN, H + p_i Attn(LN(H)), and so are gated where the backbone's are. An
 encoder that learned to use all its layers is not urged to do with fewer, so a penalty μ on the sum of gates is added
-(0: as published), and the predictor starts with all gates almost open. A sequence leaves as a whole, so tasks that
+(0: as published), and the predictor starts with all gates almost open. Its head has never read the states of lower
+layers, and gated layers alone do not teach it to: a share of the training texts leaves early, by a γ drawn at random,
+and is answered where it leaves (0: as published). A sequence leaves as a whole, so tasks that
 answer every token work too: the token head reads the states they have then. For an encoder pretrained with its gates,
 and as published, see `stretto.pretraining`.
 
@@ -56,6 +58,8 @@ class ALBERTaConfig(FinetuningConfig):
     """k: layers that always run, without a gate; 0 means a third of them."""
     depth_penalty: float = 0.02
     """μ: what a fully open gate must be worth in loss; 0 as published."""
+    exit_share: float = 0.5
+    """Part of the training texts that leave by a γ of their own, drawn at random in every step; 0 as published."""
     predictor_size: int = 64
     """Hidden size of the structure predictor."""
     initial_gate: float = 0.95
@@ -151,9 +155,12 @@ class ALBERTa(Method):
         return [self.finetuning(), gates] if config.num_train_epochs else [gates]
 
     def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
+        share = self.config.exit_share if self.config.early_exit else 0.0
+        leaving, drawn = torch.rand(2, len(batch.labels), device=batch.labels.device)
+        dials = torch.where(leaving < share, drawn, GATED)
         self.watched = []
         try:
-            logits = batch.run(GATED).logits
+            logits = batch.run(dials).logits
             (gates,) = self.watched
         finally:
             self.watched = None
