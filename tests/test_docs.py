@@ -228,7 +228,7 @@ def test_report_takes_results_as_far_as_they_go(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     assert "Not measured yet." in results.readme_results() + report.target_table()
 
-    about = {"encoder": "gte-small", "test_examples": 9, "seed": 1, "threads": 2, "command": "again"}
+    about = {"encoder": "gte-small", "test_examples": 9, "seed": 1, "command": "again"}
     about |= dict.fromkeys(("stretto", "torch", "transformers"), "1.0")
     curve = [point(0, 0.91, 1.01), point(0.2, 0.905, 0.4), point(0.9, 0.6, 0.1)]
     gains = {"flops_gain": 2.5, "time_gain": 2.0, "time_gain_vs_huggingface": 3.0, "tracking": 0.8}
@@ -239,7 +239,12 @@ def test_report_takes_results_as_far_as_they_go(tmp_path: Path, monkeypatch: pyt
         "deebert-cls": {"budgets": {}, "sweep": curve[:1]},
         "static_depth-3": {"budgets": {"0.5": point(3, 0.7, 0.25)}, "sweep": [point(12, 0.5, 1), point(3, 0.7, 0.25)]},
         "static_depth-6": {"budgets": {"0.5": point(6, 0.8, 0.49)}, "sweep": [point(12, 0.5, 1), point(6, 0.8, 0.49)]},
-        "clock": {"sequences": 9, "rounds": 5, "methods": {"deebert": {"0.5": {"1": gains, "32": gains}}}},
+        "clock": {
+            "sequences": 9,
+            "rounds": 5,
+            "threads": 2,
+            "methods": {"deebert": {"0.5": {"1": gains, "32": gains}}},
+        },
     }
     (tmp_path / "exits-gte-small-trec.json").write_text(json.dumps(rows))
     plain = {"about": about | {"set": "stsb", "main_metric": "pearson"}, "full": [point(0, 0.88, 1)]}
