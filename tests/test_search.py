@@ -202,6 +202,10 @@ def test_other_methods_and_short_texts_are_refused(reviews: Any, tmp_path: Path)
     with pytest.raises(StrettoError, match="Search on longer texts"):
         search(undecided(), empty, tmp_path / "out", SMALL, progress=False)
     assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StrettoError, match="Expected a folder to save to, got the file"):
+        search(undecided(), reviews, tmp_path / "file", SMALL, progress=False)
+    assert not (tmp_path / "file.search").exists()  # nothing was begun
 
 
 # ---- the command -------------------------------------------------------------------------------------------
