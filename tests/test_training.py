@@ -177,6 +177,22 @@ def test_another_plan_does_not_continue_an_unfinished_run(tmp_path: Path, monkey
         train(learner(pool="cls"), data, data, tmp_path / "out", **QUICK)
 
 
+def test_attention_is_unfused_while_training_and_as_before_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen = learner("length_adaptive"), set()
+    before, compute_loss = model.encoder.config._attn_implementation, StageTrainer.compute_loss
+
+    def watched(trainer: StageTrainer, *args: Any, **named: Any) -> Any:
+        seen.add(model.encoder.config._attn_implementation)
+        return compute_loss(trainer, *args, **named)
+
+    monkeypatch.setattr(StageTrainer, "compute_loss", watched)
+    train(model, tiny_reviews(32), tiny_reviews(16, seed=1), tmp_path / "out", **QUICK)
+    assert seen == {"eager"}
+    assert model.encoder.config._attn_implementation == before == "sdpa"
+
+
 def test_skipping_stages(tmp_path: Path) -> None:
     data = tiny_reviews(48)
     model = learner("halting")

@@ -113,6 +113,19 @@ def logs_in(folder: Path) -> Iterator[None]:
             os.environ[LOGS] = before
 
 
+@contextmanager
+def unfused_attention(encoder: Any) -> Iterator[None]:
+    """Inside, attention is plain products on a CPU: torch's fused kernel has no dropout there, and what stands in for
+    it is slower than they are."""
+    before = encoder.config._attn_implementation
+    if encoder.device.type == "cpu":
+        encoder.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        encoder.set_attn_implementation(before)
+
+
 def last_checkpoint(folder: Path) -> str | None:
     """The last one that is whole: a kill may have cut one short, and what `Trainer` writes last is its state."""
     whole = [state.parent for state in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")]
@@ -172,7 +185,8 @@ def run_stage(
     trainer.remove_callback(ProgressCallback if progress else PrinterCallback)
     if progress:
         trainer.add_callback(StageProgress)
-    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    with unfused_attention(model.encoder):
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     model.eval()
     shown = f"finishing {stage.name}" if progress else ""
     batches = LabelledBatches(examples["train"], model.tokenizer.pad_token_id, shown)
