@@ -193,6 +193,24 @@ def test_attention_is_unfused_while_training_and_as_before_afterwards(
     assert model.encoder.config._attn_implementation == before == "sdpa"
 
 
+@pytest.mark.parametrize(("steps", "epochs"), [(-1, [0, 0.5, 1, 1.5, 2, 2.5]), (3, [0, 1, 2])])
+def test_a_schedule_ends_with_the_steps(
+    steps: int, epochs: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AdapLeR hardens its removal by epochs: with `max_steps` too it must get to the end."""
+    seen, compute_loss = [], StageTrainer.compute_loss
+
+    def watched(trainer: StageTrainer, *args: Any, **named: Any) -> Any:
+        loss = compute_loss(trainer, *args, **named)
+        seen.append(trainer.model.epoch)
+        return loss
+
+    monkeypatch.setattr(StageTrainer, "compute_loss", watched)
+    model = learner("adapler", adaptive_epochs=3, retrain_epochs=0)
+    train(model, tiny_reviews(32), tiny_reviews(16), tmp_path / "out", skip=("backbone",), max_steps=steps, **QUICK)
+    assert seen == epochs
+
+
 def test_skipping_stages(tmp_path: Path) -> None:
     data = tiny_reviews(48)
     model = learner("halting")

@@ -55,7 +55,8 @@ class StageTrainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        self.model.step, self.model.epoch = self.state.global_step, float(self.state.epoch or 0)
+        learner, done, planned = self.model, self.state.global_step, self.state.max_steps
+        learner.step, learner.epoch = done, learner.stage.epochs * done / planned if planned else 0.0
         outputs = model(**inputs)
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
