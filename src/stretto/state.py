@@ -205,20 +205,20 @@ class State:
     def sort_by_length(self) -> Tensor:
         """Let sequences stand in order of length; return the indices of their rows in that order."""
         order = self.lengths.argsort(stable=True)
-        starts, self.lengths = self.starts[order], self.lengths[order]
+        starts = self.starts[order]
+        self._take_sequences(order)
         sequence = torch.arange(len(order), device=order.device).repeat_interleave(self.lengths)
         index = torch.arange(self.n_rows, device=order.device) + (starts - self.starts)[sequence]
         self._take_rows(index)
         self.sequence = sequence
-        self._take_sequences(order)
         return index
 
     def select_sequences(self, keep: Tensor) -> Tensor:
         """Forget the sequences where `keep` ([B] bool) is False; return the indices of the rows that stay."""
-        index = self.select_rows(keep[self.sequence])
+        index = keep[self.sequence].nonzero().squeeze(1)
+        self._take_rows(index)
         self.sequence = (keep.cumsum(0) - 1)[self.sequence]
-        self.lengths = self.lengths[keep]
-        self._take_sequences(keep)
+        self._take_sequences(keep.nonzero().squeeze(1))
         return index
 
     def _take_rows(self, index: Tensor) -> None:
@@ -228,8 +228,8 @@ class State:
         self.row_notes = {name: note[index] for name, note in self.row_notes.items()}
 
     def _take_sequences(self, which: Tensor) -> None:
-        """`which` ([B] bool, or indices of sequences) says which stay and in which order."""
-        for name in ("ids", "dial", "spent"):
+        """`which` (indices of sequences) says which stay and in which order."""
+        for name in ("ids", "dial", "lengths", "spent"):
             setattr(self, name, getattr(self, name)[which])
         self.gate = None if self.gate is None else self.gate[which]
         self.notes = {name: note[which] for name, note in self.notes.items()}

@@ -177,7 +177,8 @@ class Run:
         if logits is not None:
             self.logits[ids] = logits.to(self.logits.dtype)
         self.trace.decider_macs[ids] += self.state.spent[leaving]
-        self._shelve(leaving[self.state.sequence], rows)
+        if self.shelf is not None:
+            self._shelve(leaving[self.state.sequence], rows)
         return self.state.select_sequences(~leaving)
 
     def _final_answers(self, leaving: Tensor, rows: Tensor) -> Tensor:

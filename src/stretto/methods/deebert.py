@@ -38,9 +38,9 @@ ENTROPY_DIAL = Dial(
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """[…, C] -> […] in [0, 1]: -Σ p log p / log C, from log-probabilities, so that nothing overflows."""
-    log_p = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-    return -(log_p.exp() * log_p).sum(dim=-1) / math.log(logits.shape[-1])
+    """[…, C] -> […] in [0, 1]: -Σ p log p / log C."""
+    p = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    return torch.special.entr(p).sum(dim=-1) / math.log(logits.shape[-1])
 
 
 def exits_stage(config: ExitConfig, shape: Shape) -> Stage:
