@@ -19,7 +19,7 @@ class Learner(nn.Module):
     def __init__(self, model: AdaptiveModel, stage: Stage) -> None:
         super().__init__()
         self.model, self.stage = model, stage
-        # told by the trainer: optimizer steps done, and epochs of the stage's plan (`max_steps` may squeeze or stretch it)
+        # told by the trainer: optimizer steps done, and epochs as the stage plans them (`max_steps` may squeeze them)
         self.step, self.epoch = 0, 0.0
         for parameter in model.encoder.parameters():
             parameter.requires_grad_(stage.trains_backbone)
