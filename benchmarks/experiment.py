@@ -67,7 +67,8 @@ class Timed:
 
     @property
     def name(self) -> str:
-        return f"{self.key} {self.point}"
+        """The same for two points with one dial: they are timed together."""
+        return f"{self.key} {self.dial}"
 
 
 def without(dataset: Dataset, part: Dataset) -> Dataset:
@@ -159,6 +160,7 @@ class Experiment:
         full = AdaptiveModel.from_pretrained(self.runs / "full")
         texts = random.Random(self.seed).sample(self.test.texts, sequences)
         jobs = list(self.timed())
+        distinct = {job.name: job for job in jobs}.values()
         found: dict[str, Any] = {}
 
         def pool(model: AdaptiveModel, size: int) -> list[Inputs]:
@@ -173,7 +175,7 @@ class Experiment:
                 packed_contender("full", full, full.method, full.method.dial.off, plainly),
                 *(
                     packed_contender(job.name, job.model, job.model.method, job.dial, pool(job.model, size))
-                    for job in jobs
+                    for job in distinct
                 ),
             ]
             results = {result.contender.name: result for result in interleaved(contenders, rounds, random.Random(size))}
