@@ -83,6 +83,7 @@ class Depths(Curves):
             return super().open(key)
         if method == "full":
             return self.fit(key, self.first_layers(int(layers)), (), {"num_train_epochs": self.spec.epochs})
+        self.open(f"full-{layers}")  # is there from now on, if it was not
         return self.fit(key, str(self.runs / f"full-{layers}"), ("backbone",), self.spec.rows[key])
 
     def first_layers(self, count: int) -> str:

@@ -1,0 +1,127 @@
+"""The benchmark scripts, end to end on a tiny encoder: rows, dials chosen on dev data, times, and going on."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_model, tiny_reviews
+
+ROOT = Path(__file__).parent.parent
+GAINS = {"flops_gain", "time_gain", "time_gain_vs_huggingface", "tracking"}
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """The scripts, writing their results to a folder of the test."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    found = {name: importlib.import_module(name) for name in ("experiment", "exits", "drops", "depths")}
+    monkeypatch.setattr(found["experiment"], "RESULTS", tmp_path)
+    return found
+
+
+def written(path: Path, n: int, seed: int) -> None:
+    data = tiny_reviews(n, seed)
+    with gzip.open(path, "wt") as file:
+        file.writelines(
+            json.dumps({"text": text, "label": data.label_names[label]}) + "\n"
+            for (text,), label in zip(data.texts, data.labels, strict=True)
+        )
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> tuple[Path, str]:
+    """A folder of data and an encoder."""
+    for split, n, seed in (("train", 60, 0), ("test", 24, 1)):
+        written(tmp_path / f"made.{split}.jsonl.gz", n, seed)
+    encoder = tmp_path / "tiny"
+    model = tiny_model("full")
+    model.encoder.base_model.save_pretrained(encoder)
+    model.tokenizer.save_pretrained(encoder)
+    return tmp_path, str(encoder)
+
+
+def started(kind: Any, spec: Any, given: tuple[Path, str]) -> Any:
+    data, encoder = given
+    return kind(data, encoder, "made", spec, data / "runs", 42)
+
+
+def check_clock(rows: dict[str, Any], sizes: tuple[int, ...]) -> None:
+    """Every chosen point has its times, and points with one dial have the same."""
+    clock = rows["clock"]
+    assert clock["threads"] == torch.get_num_threads()
+    for key, points in clock["methods"].items():
+        if key == "full":
+            continue
+        by_dial: dict[float, Any] = {}
+        for loss, times in points.items():
+            assert set(times) == {str(size) for size in sizes}
+            assert all(set(gains) == GAINS for gains in times.values())
+            assert by_dial.setdefault(rows[key]["chosen"][loss]["dial"], times) == times
+
+
+def test_drops_from_training_to_times(scripts: dict[str, ModuleType], given: tuple[Path, str]) -> None:
+    drops = scripts["drops"]
+    settings = {"drop_epochs": 1, "random_models": 1}
+    spec = drops.DropSet(
+        "made.train", None, "made.test", 1, searched_on=6, generations=1,
+        rows={"length_adaptive": settings, "constant_ratio-random": {**settings, "select": "random"}},
+    )  # fmt: skip
+    first = started(drops.Drops, spec, given)
+    assert len(first.train) + len(first.dev) == 60
+    first.run([])
+    rows = json.loads(first.json.read_text())
+    assert set(rows) == {"full", "about", "search", "length_adaptive", "constant_ratio-random"}
+    for key in spec.rows:
+        dev = {point["dial"]: point for point in rows[key]["dev"]}
+        for loss, point in rows[key]["chosen"].items():
+            if point is not None:
+                assert point in rows[key]["test"]
+                assert point["cost"] < 1
+                assert 100 * dev[point["dial"]]["score"] >= 100 * rows["full"]["dev"]["score"] - float(loss)
+    assert rows["length_adaptive"]["chosen"]["2"] is not None
+    assert len(rows["search"]["area"]) == 2  # the start, one generation
+
+    first.clock(sequences=6, rounds=1)
+    check_clock(json.loads(first.json.read_text()), first.batch_sizes)
+
+
+def test_a_second_start_trains_nothing_again(
+    scripts: dict[str, ModuleType], given: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depths, experiment = scripts["depths"], scripts["experiment"]
+    few = {"depth_epochs": 1}
+    spec = depths.CurveSet(
+        "made.train", None, "made.test", 1, rows={"depth_mi": few, "full-2": {}, "depth_mi-2": few},
+        dials={"depth_mi": (0.0, 0.5)},
+    )  # fmt: skip
+    started(depths.Depths, spec, given).run(["depth_mi"])  # the first two layers are fine-tuned for it, but no row yet
+    rows = json.loads(started(depths.Depths, spec, given).json.read_text())
+    assert set(rows) == {"full", "about", "depth_mi", "depth_mi-2"}
+    assert set(rows["depth_mi"]["reported"]) == {"1"}
+
+    monkeypatch.setattr(experiment, "train", lambda *_, **__: pytest.fail("was trained already"))
+    again = started(depths.Depths, spec, given)
+    again.run([])
+    assert {key: again.rows[key] for key in rows if key != "about"} == {k: v for k, v in rows.items() if k != "about"}
+    assert "full-2" in again.rows
+    again.clock(sequences=4, rounds=1)
+    assert set(again.rows["clock"]["methods"]) == {"full", "depth_mi"}  # other encoders are not compared
+    assert set(again.rows["clock"]["methods"]["depth_mi"]) >= {"dial 1"}
+
+
+def test_exits_choose_dials_by_cost(scripts: dict[str, ModuleType], given: tuple[Path, str]) -> None:
+    exits, experiment = scripts["exits"], scripts["experiment"]
+    found = started(exits.Exits, experiment.Set("made.train", None, "made.test", 1), given)
+    found.run(["deebert"])
+    rows = json.loads(found.json.read_text())
+    assert rows["deebert"]["budgets"]
+    for budget, point in rows["deebert"]["budgets"].items():
+        assert point["cost"] <= float(budget)
+        assert point["cost"] == max(p["cost"] for p in rows["deebert"]["sweep"] if p["cost"] <= float(budget))
