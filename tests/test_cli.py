@@ -123,6 +123,13 @@ def test_train_only_the_exits_of_a_model_that_knows_the_task(model: Path, data: 
     assert run(*args, "--overwrite").exit_code == 0
 
 
+def test_an_output_with_a_slash_behind_it(model: Path, data: Path, tmp_path: Path) -> None:
+    args = ["--model", model, "--skip", "backbone", "--exit-epochs", 1, "--output", f"{tmp_path}/out/"]
+    result = run("train", data, *args)
+    assert result.exit_code == 0, result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_train_regression(encoder: Path, tmp_path: Path) -> None:
     data = write(
         tmp_path / "d.csv", "text,label\n" + "".join(f"{'good ' * (i % 5)}film,{i % 5}.5\n" for i in range(30))

@@ -107,6 +107,23 @@ def test_long_inputs_are_told_or_windowed(names: Path, questions: Path, tmp_path
     assert "cut" not in result.stderr
 
 
+def test_a_plain_model_learns_from_the_data_that_there_may_be_no_answer(tmp_path: Path) -> None:
+    plain = tiny_model("full", task=Span())
+    plain.encoder.save_pretrained(tmp_path / "plain")
+    plain.tokenizer.save_pretrained(tmp_path / "plain")
+    data = write(tmp_path / "q.jsonl", jsonl(*question_rows(tiny_questions(24, no_answer=True))))
+    args = ["--model", tmp_path / "plain", "--method", "length_adaptive", "--task", "span", "--skip", "backbone"]
+    result = run("train", data, *args, "--drop-epochs", 1, "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert AdaptiveModel.from_pretrained(tmp_path / "out").task.settings()["no_answer"]
+
+
+def test_a_context_in_windows_is_not_called_cut(questions: Path, names: Path) -> None:
+    told = run("explain", questions.with_name("model"), "how many ?", "--text-b", "one city " * 30, "--json")
+    assert "the context was read in" in told.stderr and "cut" not in told.stderr
+    assert json.loads(told.stdout)["windows"] > 1
+
+
 @pytest.mark.parametrize("data", ["names", "questions"])
 def test_bench_model(data: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(data)
@@ -134,6 +151,23 @@ def test_what_is_refused(encoder: Path, names: Path, questions: Path, data: Path
             "Expected --stride for a span task",
         ),
         (["predict", names.with_name("model"), names, "--output", tmp_path / "a.csv"], "hold lists, which .csv cannot"),
+        (["predict", names.with_name("model"), names, "--probabilities"], "Expected --probabilities for a model that"),
+        (
+            [
+                "train",
+                names,
+                *start[2:],
+                "--model",
+                names.with_name("model"),
+                "--method",
+                "full",
+                "--task",
+                "span",
+                "--skip",
+                "backbone",
+            ],
+            "Expected the task that MODEL knows (tokens) beside --skip backbone, got --task span",
+        ),
         (["predict", questions.with_name("model"), names], "expected a column 'question'"),
         (["evaluate", names.with_name("model"), questions], "known to hold the words, got none"),
         (["demo", "--data", names, "--task", "tokens"], "Expected classification or regression, got 'tokens'"),

@@ -186,6 +186,8 @@ def test_explain_command(model: Path, tmp_path: Path) -> None:
     content = json.loads(run("explain", model, "the plot", "--text-b", "was good", "--json").stdout)
     assert content["tokens"] == ["[CLS]", "the", "plot", "[SEP]", "was", "good", "[SEP]"]
     assert run("explain", model, "-", "--json", stdin="good film").exit_code == 0
+    lines = json.loads(run("explain", model, "-", "--json", stdin="good film\n").stdout)
+    assert lines["tokens"] == json.loads(run("explain", model, "good film", "--json").stdout)["tokens"]
     long = run("explain", model, "good " * 100)
     assert "longer than 64 tokens and was cut" in long.stderr
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tiny import ARCHITECTURES, tiny_config, tiny_encoder, tiny_model, tiny_tokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
@@ -75,6 +76,23 @@ def test_exits_carry_over_to_another_method(tmp_path: Path) -> None:
     assert torch.equal(other.method.exits.poolers[0].weight, model.method.exits.poolers[0].weight)
     published = AdaptiveModel.from_pretrained(tmp_path / "saved", "shallow_deep", pool="cls")  # another form: afresh
     assert torch.equal(published.method.exits.poolers[0].weight, model.encoder.bert.pooler.dense.weight)
+
+
+@pytest.mark.parametrize("method", ["deebert", "depth_mi"])
+def test_a_trained_folder_may_be_the_start_for_other_labels(method: str, tmp_path: Path) -> None:
+    """Its weights carry over but for those that depend on the number of labels."""
+    model = tiny_model(method)
+    model.save_pretrained(tmp_path / "saved")
+    other = AdaptiveModel.from_pretrained(tmp_path / "saved", task=Classification(["bad", "good", "so-so"]))
+    before, after = model.method.state_dict(), other.method.state_dict()
+    carried = {key for key in before if torch.equal(before[key], after[key])}
+    assert {key for key in before if before[key].shape == after[key].shape} == carried != set(before)
+    assert set(other.predict("a good film").probabilities) == {"bad", "good", "so-so"}
+
+
+def test_an_unknown_dtype_is_refused_at_once() -> None:
+    with pytest.raises(StrettoError, match="one of float32, int8; got 'int4'"):
+        AdaptiveModel(*(lambda m: (m.encoder, m.tokenizer, m.method, m.task))(tiny_model()), dtype="int4")
 
 
 def test_predictions_do_not_depend_on_the_batch() -> None:
@@ -248,13 +266,16 @@ def test_training_mode_is_refused() -> None:
         tiny_model().train().predict("good")
 
 
-def test_a_full_disk_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")]
+)
+def test_a_full_disk_leaves_the_old_model(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     model.save_pretrained(tmp_path / "saved")
     before = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
 
     def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
     monkeypatch.setattr("stretto.folder.save_file", full)
     with pytest.raises(StrettoError, match="No space left on device"):
@@ -268,6 +289,39 @@ def test_a_folder_with_other_things_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(StrettoError, match="so that nothing is lost"):
         tiny_model().save_pretrained(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_what_others_put_beside_a_model_stays(tmp_path: Path) -> None:
+    place = tmp_path / "saved"
+    tiny_model().save_pretrained(place)
+    (place / "notes.txt").write_text("dial 0.3 in production")
+    (place / ".git").mkdir()
+    (place / ".git" / "HEAD").write_text("main")
+    (place / "model-00001-of-00002.safetensors").write_text("a part of the model that was")
+    (place / "README.md").write_text("the card that was")
+    tiny_model("pabee").save_pretrained(place)
+    assert (place / "notes.txt").read_text() == "dial 0.3 in production"
+    assert (place / ".git" / "HEAD").read_text() == "main"
+    assert not (place / "model-00001-of-00002.safetensors").exists()
+    assert "pabee" in (place / "README.md").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_an_interrupted_swap_brings_the_old_model_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, rename = tmp_path / "saved", Path.rename
+    tiny_model().save_pretrained(place)
+    before = (place / "stretto.json").read_text()
+
+    def interrupted(source: Path, target: Path) -> Path:
+        if target == place and "old" not in str(source):
+            raise KeyboardInterrupt
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tiny_model("pabee").save_pretrained(place)
+    assert (place / "stretto.json").read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
 def test_importing_stretto_is_light() -> None:

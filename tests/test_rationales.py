@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -28,8 +29,8 @@ from stretto.rationales import (
     full_model_scores,
     gather,
     load_rationales,
+    place_tokens,
     selected,
-    words_of,
 )
 from stretto.saliency import layer_saliency, saliency
 from stretto.state import Decision, State
@@ -104,7 +105,7 @@ def test_tokens_become_words() -> None:
     # "ab cde f": tokens <s>, ab, c, de, " f" (with the space before it), </s>
     found = [Origin(None, None, 0, 0), Origin(0, 0, 0, 2), Origin(0, 1, 3, 4), Origin(0, 1, 4, 6)]
     found += [Origin(0, 2, 6, 8), Origin(None, None, 0, 0)]
-    word_of = words_of(["ab", "cde", "f"], found)
+    word_of = place_tokens(["ab", "cde", "f"], found)
     assert word_of.tolist() == [-1, 0, 1, 1, 2, -1]
     assert gather(np.array([[9.0, 1.0, 2.0, 3.0, 4.0, 9.0]]), word_of, 3).tolist() == [[1.0, 5.0, 4.0]]
 
@@ -163,6 +164,28 @@ def test_every_source_is_compared(tmp_path: Path) -> None:
         assert all(value is not None and 0 < value <= 1 for value in found.curves[name].average_precision)
 
 
+def test_class_numbers_are_those_of_the_file(tmp_path: Path) -> None:
+    names = datasets.Features(
+        {
+            "tokens": datasets.Sequence(datasets.Value("string")),
+            "rationale": datasets.Sequence(datasets.Value("int64")),
+            "label": datasets.ClassLabel(names=["good", "bad"]),
+        }
+    )  # fmt: skip
+    rows = {key: [row[key] for row in ROWS] for key in ("tokens", "rationale", "label")}
+    datasets.Dataset.from_dict(rows, features=names).to_parquet(tmp_path / "r.parquet")
+    loaded = load_rationales(str(tmp_path / "r.parquet"), tiny_model("full"))  # whose labels are bad and good
+    assert [example.label for example in loaded] == [1, 0]
+
+
+def test_texts_left_out_do_not_count(tmp_path: Path) -> None:
+    model = reader()
+    unmarked = {"tokens": ["a", "film"], "rationale": [0, 0], "label": "good"}
+    found = agreement(model, load([*ROWS, unmarked], model, tmp_path), progress=False)
+    assert (found.texts, found.left_out, found.words) == (3, 1, 11)
+    assert found.marked == pytest.approx(4 / 9)
+
+
 def test_methods_without_scores_before_layers(tmp_path: Path) -> None:
     for name, own in (("full", []), ("deebert", []), ("length_adaptive", ["kept"])):
         model = tiny_model(name)
@@ -185,7 +208,7 @@ def test_words_beyond_the_limit_are_not_counted(tmp_path: Path) -> None:
     late = {"tokens": ["good"] * 100, "rationale": [0] * 90 + [1] * 10, "label": "good"}
     found = agreement(model, load([long, late], model, tmp_path), progress=False)
     assert (found.words, found.unscored, found.left_out) == (200, 2 * 38, 1)
-    assert found.marked == pytest.approx(31 / 124)
+    assert found.marked == pytest.approx(31 / 62)
     with pytest.raises(StrettoError, match="got none among 1"):
         agreement(model, load([late], model, tmp_path), progress=False)
 
@@ -198,7 +221,7 @@ def test_words_beyond_the_limit_are_not_counted(tmp_path: Path) -> None:
         ({"rationale": [0, 0, 2, 0]}, "0 or 1"),
         ({"rationale": [[0], [1], [0], [0]]}, "0 or 1"),
         ({"tokens": ["a", "very", "\ud83d", "film"]}, "expected Unicode words in 'tokens', got half a surrogate pair"),
-        ({"label": None}, "expected a label in 'label', got None"),
+        ({"label": None}, "expected a label in 'label', got none"),
         ({"label": "terrible"}, r"r\.jsonl:1: expected one of the labels 'bad', 'good', got 'terrible'"),
     ],
 )
@@ -217,9 +240,9 @@ def test_rationales_command(model: Path, tmp_path: Path) -> None:
     assert "38 of 109 words were beyond 64 tokens and are not counted" in result.stderr
     assert "1 of 3 texts have no marked or no unmarked words" in result.stderr
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("Mean average precision on 3 texts (chance: 0.0")
+    assert lines[0].startswith("Mean average precision on 2 texts (chance: 0.4")
     assert lines[1].split() == ["layer", "saliency", "attention", "rollout"]
-    assert "False-positive rate on 3 texts" in lines
+    assert "False-positive rate on 2 texts" in lines
     content = json.loads(files[0].read_text())
     assert len(content["curves"]["rollout"]["average_precision"]) == 4
     assert files[1].read_bytes().startswith(b"\x89PNG")

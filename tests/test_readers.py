@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -172,6 +173,14 @@ def test_class_names_survive_in_parquet(tmp_path: Path) -> None:
     hub_dataset().to_parquet(tmp_path / "r.parquet")
     data = load(tmp_path / "r.parquet")
     assert (data.label_names, data.labels) == (["world", "sports", "arts"], [1, 0, 1])
+
+
+def test_lists_in_the_schema_of_older_versions(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["a"], "label": ["x"], "spans": [["s"]]})
+    features = {"spans": [{"dtype": "string", "_type": "Value"}], "none": []}
+    about = json.dumps({"info": {"features": features}})
+    pyarrow.parquet.write_table(table.replace_schema_metadata({"huggingface": about}), tmp_path / "r.parquet")
+    assert pairs(tmp_path / "r.parquet") == [(("a",), "x")]
 
 
 def test_hidden_hub_labels_count_as_missing(tmp_path: Path) -> None:

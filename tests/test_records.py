@@ -74,4 +74,6 @@ def test_an_unlabelled_file_is_fine_when_no_labels_are_wanted(tmp_path: Path) ->
     path = write(tmp_path / "r.csv", "text\na\n")
     assert pairs(path, labelled=False) == [(("a",), None)]
     assert load(path, labelled=False) == Dataset([("a",)], None, None, [f"{path}:2"])
-    assert pairs(write(path, "text,label\na,\nb,c\n"), labelled=False) == [(("a",), None), (("b",), "c")]
+    assert pairs(write(path, "text,label\na,\nb,c\n"), labelled=False) == [(("a",), None), (("b",), None)]
+    several = write(tmp_path / "r.jsonl", '{"text": "a", "labels": ["x", "y"]}\n')  # no label, but nobody asks
+    assert pairs(several, labelled=False) == [(("a",), None)]

@@ -95,6 +95,8 @@ def test_an_answer_is_marked_in_the_windows_that_show_all_of_it() -> None:
         (Gold("ef gh", 5), (0, 0)),  # the window ends before it does
         (Gold("xx", 40), (0, 0)),
         (Gold(" ", 4), (0, 0)),  # between the tokens
+        (Gold("abcd ", 0), (3, 3)),  # outer spaces are nobody's
+        (Gold(" ef", 4), (4, 4)),
     ],
 )
 def test_characters_become_tokens(answer: Gold, expected: tuple[int, int]) -> None:
@@ -182,6 +184,12 @@ def test_one_window_that_sees_an_answer_outweighs_those_that_do_not() -> None:
     encoded, rows = logits_for(task, [(QUESTION, "it was . " * 8 + "good")], 12, {"good": 1.0, "": 3.0})
     rows[-1][0] = -3.0
     assert task.decode(rows, encoded)[0].answer == "good"
+
+
+def test_spaces_around_an_answer_are_not_of_it() -> None:
+    """Some tokenizers count the space before a word among its characters."""
+    answer = Span().choose(("where ?", "in Paris ."), {(2, 8): 1.0}, 0.0)
+    assert (answer.answer, answer.start, answer.end) == ("Paris", 3, 8)
 
 
 def test_odd_contexts() -> None:

@@ -15,7 +15,7 @@ from sklearn import metrics as sklearn_metrics
 from transformers import BertConfig
 
 from stretto.errors import StrettoError
-from stretto.tasks import TASKS, Classification, Regression, SequenceTask, task_from_config, task_named
+from stretto.tasks import TASKS, Classification, Regression, SequenceTask, task_from_config
 from stretto.tasks.metrics import ece
 
 NAMES = ["bad", "good", "mixed"]
@@ -180,7 +180,7 @@ SEQUENCE_TASKS = [name for name in TASKS if issubclass(TASKS[name], SequenceTask
 
 
 def example_of(name: str) -> Any:
-    return task_named(name).make(NAMES)
+    return TASKS[name].make(NAMES)
 
 
 @pytest.mark.parametrize("name", SEQUENCE_TASKS)
@@ -243,4 +243,4 @@ def test_a_config_of_another_task_is_refused(kind: str, outputs: int) -> None:
 
 def test_an_unknown_task_is_told_the_names() -> None:
     with pytest.raises(StrettoError, match=r"regression, tokens, span; got 'regresion'\. Did you mean 'regression'\?"):
-        task_named("regresion")
+        TASKS["regresion"]

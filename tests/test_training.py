@@ -175,6 +175,10 @@ def test_another_plan_does_not_continue_an_unfinished_run(tmp_path: Path, monkey
             train(learner(), data, data, tmp_path / "out", **QUICK)
     with pytest.raises(StrettoError, match="same plan"):
         train(learner(pool="cls"), data, data, tmp_path / "out", **QUICK)
+    shorter = learner()
+    shorter.max_length = 8
+    with pytest.raises(StrettoError, match="same plan"):
+        train(shorter, data, data, tmp_path / "out", **QUICK)
 
 
 def test_attention_is_unfused_while_training_and_as_before_afterwards(

@@ -19,7 +19,7 @@ from typing import Any
 
 from stretto.bench.model import bench_model, budget_dials, gains_by_dial
 from stretto.bench.results import cpu_name, versions
-from stretto.data import GUESS, Columns, Dataset, load, split_off
+from stretto.data import GUESS, Columns, Dataset, load, sample, split_off
 from stretto.errors import StrettoError
 from stretto.evaluate import OperatingPoint, sweep
 from stretto.folder import quiet_transformers
@@ -201,14 +201,8 @@ def own_parts(demo: Demo) -> Parts:
 
 def limited(demo: Demo, train: Dataset, dev: Dataset, test: Dataset, sentences: list[tuple[str, ...]]) -> Parts:
     """At most so many of each, drawn by the seed, in their order."""
-
-    def some(data: Dataset, most: int) -> Dataset:
-        kept = sorted(random.Random(demo.seed).sample(range(len(data)), min(most, len(data))))
-        labels: Any = [data.labels[i] for i in kept] if data.labels is not None else None
-        return Dataset([data.texts[i] for i in kept], labels, data.label_names, [data.where[i] for i in kept])
-
-    quarter = max(demo.limit // 4, 1)
-    return Parts(some(train, demo.limit), some(dev, quarter), some(test, quarter), sentences)
+    quarter, seed = max(demo.limit // 4, 1), demo.seed
+    return Parts(sample(train, demo.limit, seed), sample(dev, quarter, seed), sample(test, quarter, seed), sentences)
 
 
 def fit(demo: Demo, parts: Parts, folder: Path, progress: bool) -> None:

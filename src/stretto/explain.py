@@ -47,6 +47,15 @@ class Explanation:
     method: str
     dial: float
     truncated: bool
+    windows: int
+    """Parts that the input was read in; the tokens are those of the first."""
+
+    @property
+    def not_shown(self) -> str:
+        """What these tokens are not all of, if they are not."""
+        if self.windows > 1:
+            return f"the context was read in {self.windows} windows; these are the tokens of the first"
+        return f"the text was longer than {len(self.tokens)} tokens and was cut" if self.truncated else ""
 
     @property
     def depth(self) -> int:
@@ -63,12 +72,13 @@ class Explanation:
             "dial": self.dial,
             **asdict(self.prediction),
             "truncated": self.truncated,
+            "windows": self.windows,
             "tokens": self.tokens,
             "joined": self.joined,
             "last_layers": self.last_layers,
             "lives": self.lives.int().tolist(),
             "frozen": self.frozen.int().tolist(),
-            "scores": [[None if score != score else score for score in row] for row in self.scores.tolist()],
+            "token_scores": [[None if score != score else score for score in row] for row in self.scores.tolist()],
             "depths": self.depths,
             "exits": self.exits,
         }
@@ -143,7 +153,8 @@ def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Expl
         prediction=model.predict(text, dial),
         method=model.method.name,
         dial=float(dial),
-        truncated=encoded.truncated > 0 or len(encoded.features) > 1,
+        truncated=encoded.truncated > 0,
+        windows=len(encoded.features),
     )
 
 

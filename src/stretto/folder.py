@@ -34,6 +34,10 @@ FORMAT = 1
 #: Any one of these makes a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 SETTINGS, WEIGHTS = "stretto.json", "stretto.safetensors"
+#: Files that are of the model that was: they go with it.
+MODEL_FILES = (
+    SETTINGS, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json", "merges.txt", "*token*.json",
+)  # fmt: skip
 
 
 @dataclass
@@ -49,11 +53,17 @@ class Folder:
     format: int = FORMAT
     weights: str | None = None  # where stretto.safetensors is; not written
 
-    def load_weights(self, module: nn.Module, prefix: str = "") -> None:
-        """Put the saved weights, or those under `prefix`, into a freshly built method or part of one."""
+    def load_weights(self, module: nn.Module, prefix: str = "", *, new_labels: bool = False) -> None:
+        """Put the saved weights, or those under `prefix`, into a freshly built method or part of one.
+
+        For `new_labels` those that depend on their number stay as built, as transformers has it with heads."""
         try:
             saved = load_file(self.weights) if self.weights else {}
-            module.load_state_dict({k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)})
+            fitting = {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
+            if new_labels:
+                built = module.state_dict()
+                fitting = {k: built[k] if k in built and built[k].shape != v.shape else v for k, v in fitting.items()}
+            module.load_state_dict(fitting)
         except (SafetensorError, RuntimeError, OSError) as error:
             raise StrettoError(
                 f"Expected {WEIGHTS} to hold the weights of {self.method}, got an unreadable or unfitting file "
@@ -224,16 +234,31 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.chmod(0o755)
         yield temporary
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            path.rename(old / "model")
-            temporary.rename(path)
-            shutil.rmtree(old)
+            swap(temporary, path)
         else:
             temporary.rename(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk is the one or the other
         raise StrettoError(
-            f"Expected to write the model to '{path}', got {error.strerror or error}. "
+            f"Expected to write the model to '{path}', got {getattr(error, 'strerror', None) or error}. "
             "Nothing was changed there. Free some space or choose another place."
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def swap(new: Path, place: Path) -> None:
+    """Let the model `new` stand at `place`, with what others put beside the model there (notes, a repository)."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{place.name}.old.", dir=place.parent))
+    old = aside / "model"
+    place.rename(old)
+    try:
+        new.rename(place)
+    except BaseException:
+        old.rename(place)
+        aside.rmdir()
+        raise
+    for entry in old.iterdir():
+        of_model = any(entry.match(pattern) for pattern in MODEL_FILES)
+        if not of_model and not (place / entry.name).exists():
+            entry.rename(place / entry.name)
+    shutil.rmtree(aside)

@@ -121,11 +121,10 @@ class Texts(Layout):
     def find_label(self, names: Sequence[str], columns: Columns) -> str | None:
         if columns.label is not None:
             return self.checked(names, columns.label, "--label")
-        guesses = [name for name in LABEL_COLUMNS if name in names]
-        if "label" in guesses:
-            return "label"  # plain enough to win
-        if not self.labelled and len(guesses) != 1:
+        if not self.labelled:
             return None
+        if "label" in names:
+            return "label"  # plain enough to win
         return self.guessed(names, LABEL_COLUMNS, "label", "--label")
 
     def texts(self, where: str, row: Row) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stretto.backbones import backbone_for
 from stretto.encoding import Encoded, mask_id_of, max_length_of
+from stretto.engine.linear import check_dtype
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
@@ -31,6 +32,7 @@ Text = str | tuple[str, ...]
 class AdaptiveModel(nn.Module):
     def __init__(self, encoder: Any, tokenizer: Any, method: Method, task: Task, dtype: str = "float32") -> None:
         super().__init__()
+        check_dtype(dtype)
         self.encoder, self.method = encoder, method  # what is trained and saved
         self.tokenizer, self.task, self.dtype = tokenizer, task, dtype
         self.backbone = backbone_for(encoder)
@@ -79,10 +81,10 @@ class AdaptiveModel(nn.Module):
             tokenizer.model_max_length = min(max_length, max_length_of(tokenizer, encoder.config))
         model = cls(encoder, tokenizer, built, task, dtype)
         if folder is not None and same_method:
-            folder.load_weights(built)
+            folder.load_weights(built, new_labels=new_labels)
             model.dial, model.operating_points, model.provenance = folder.dial, folder.points, folder.provenance
         elif folder is not None and built.exits is not None and folder.config.get("pool") == built.exits.pool:
-            folder.load_weights(built.exits, prefix="exits.")
+            folder.load_weights(built.exits, prefix="exits.", new_labels=new_labels)
         return model.eval()
 
     def save_pretrained(self, path: str | Path) -> None:

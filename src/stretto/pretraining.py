@@ -107,8 +107,13 @@ def pretrain(
     Long texts are cut into windows of the model's maximum length. `gates` (see `make_gates`) learn with it and are
     saved beside it. `arguments` are `TrainingArguments` by their Hugging Face names."""
     check_names(arguments)
+    output = Path(output)  # "out/" and "out" are one
     settings, work = {**DEFAULTS, **arguments}, Path(f"{output}.work")
     check_tokenizer(model, tokenizer)
+    seed, longest = settings["seed"], model.config.max_position_embeddings
+    vocabulary = Vocabulary.of(tokenizer)
+    windows = {name: windows_of(data, tokenizer, longest, name) for name, data in
+               (("train", train_data), ("held-out", held_out))}  # fmt: skip
     hold_to_plan(
         work,
         {
@@ -119,10 +124,6 @@ def pretrain(
             "digests": {"train": dataset_digest(train_data), "held_out": dataset_digest(held_out)},
         },
     )
-    seed, longest = settings["seed"], model.config.max_position_embeddings
-    vocabulary = Vocabulary.of(tokenizer)
-    windows = {name: windows_of(data, tokenizer, longest, name) for name, data in
-               (("train", train_data), ("held-out", held_out))}  # fmt: skip
     set_seed(seed)
     with logs_in(Path(os.environ.get(LOGS, f"{output}.logs"))):
         trainer = PretrainingTrainer(

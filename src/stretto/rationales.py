@@ -41,7 +41,7 @@ from stretto.encoding import Origin, origins
 from stretto.errors import StrettoError
 from stretto.evaluate import batches
 from stretto.explain import Watcher
-from stretto.layouts import whole_text
+from stretto.layouts import whole_text, word_or_number
 from stretto.model import AdaptiveModel
 from stretto.readers import open_table
 from stretto.records import Record
@@ -83,7 +83,7 @@ class Agreement:
     unscored: int
     """Words without tokens: cut off by the length limit."""
     marked: float
-    """Part of the words scored that is marked: the average precision of chance."""
+    """Part that is marked of the words scored in texts not left out: the average precision of chance."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,10 +94,11 @@ class Agreement:
 
 def load_rationales(source: str, model: AdaptiveModel, split: str | None = None) -> list[Rationale]:
     """Rows with `tokens` (a list of words), `rationale` (0 or 1 for each) and `label`."""
-    rows = list(open_table(source, split).rows)
+    table = open_table(source, split)
+    rows = list(table.rows)
     if not rows:
         raise StrettoError(f"{source}: expected at least one row of data, got none. Check that the file is complete.")
-    examples = [(where, *_checked(where, row)) for where, row in rows]
+    examples = [(where, *_checked(where, row, table.classes.get("label"))) for where, row in rows]
     labels: Sequence[int | float]
     if model.task.name == "classification":
         records = [Record((" ".join(words),), label, where) for where, words, _, label in examples]
@@ -115,8 +116,11 @@ def load_rationales(source: str, model: AdaptiveModel, split: str | None = None)
     ]
 
 
-def _checked(where: str, row: dict[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...], Any]:
-    words, marks, label = row.get("tokens"), row.get("rationale"), row.get("label")
+def _checked(
+    where: str, row: dict[str, Any], classes: tuple[str, ...] | None
+) -> tuple[tuple[str, ...], tuple[int, ...], Any]:
+    words, marks = row.get("tokens"), row.get("rationale")
+    label = word_or_number(where, row.get("label"), "label", classes)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or not words:
         raise StrettoError(f"{where}: expected a list of words in 'tokens', got {words!r:.60}. Use a .jsonl file.")
     for word in words:
@@ -125,8 +129,8 @@ def _checked(where: str, row: dict[str, Any]) -> tuple[tuple[str, ...], tuple[in
         raise StrettoError(
             f"{where}: expected {len(words)} numbers, 0 or 1, in 'rationale', got {marks!r:.60}. Give one per word."
         )
-    if label is None or isinstance(label, (list, dict)):
-        raise StrettoError(f"{where}: expected a label in 'label', got {label!r:.60}. Fill it in.")
+    if label is None:
+        raise StrettoError(f"{where}: expected a label in 'label', got none. Fill it in.")
     return tuple(words), tuple(int(mark) for mark in marks), label
 
 
@@ -173,7 +177,7 @@ def selected(scores: Array) -> Array:
 # ---- from tokens to words ----------------------------------------------------------------------------------
 
 
-def words_of(words: Sequence[str], found: Sequence[Origin]) -> Array:
+def place_tokens(words: Sequence[str], found: Sequence[Origin]) -> Array:
     """[T] the word each token is part of, in the text of the words joined by spaces; -1 for special tokens."""
     starts = list(accumulate((len(word) + 1 for word in words), initial=0))[:-1]
     # by a token's last character: some tokenizers count the space before a word to it
@@ -207,7 +211,7 @@ def agreement(
 ) -> Agreement:
     """Compare every source of scores that the model has with the marks."""
     per_text: dict[str, list[Array]] = {}  # [2, L] each: average precision, false-positive rate
-    words = unscored = marked = left_out = 0
+    words = unscored = compared = marked = left_out = 0
     for example in tqdm(examples, unit=" texts", disable=not progress, leave=False):
         text = (" ".join(example.words),)
         found = origins(model.tokenizer, text, model.max_length)
@@ -216,13 +220,14 @@ def agreement(
                 "Expected a tokenizer that tells where its tokens come from, got one written in Python. "
                 "Save the model with its fast tokenizer (tokenizer.json)."
             )
-        word_of = words_of(example.words, found)
+        word_of = place_tokens(example.words, found)
         scored = np.isin(np.arange(len(example.words)), word_of)
         marks = np.array(example.marks)[scored]
-        words, unscored, marked = words + len(scored), unscored + int((~scored).sum()), marked + int(marks.sum())
+        words, unscored = words + len(scored), unscored + int((~scored).sum())
         if len(set(marks.tolist())) < 2:
             left_out += 1
             continue
+        compared, marked = compared + len(marks), marked + int(marks.sum())
         for name, (scores, chosen) in _token_scores(model, example, text, dial).items():
             ran = chosen.any(axis=1) if scores is None else ~np.isnan(scores).all(axis=1)  # [CLS] never goes
             chosen_words = gather(chosen, word_of, len(scored))[:, scored] > 0
@@ -237,7 +242,7 @@ def agreement(
             f"Expected texts with marked and unmarked words, got none among {len(examples)}. Check 'rationale'."
         )
     curves = {name: Curve(*map(_means, np.stack(values, axis=1))) for name, values in per_text.items()}
-    return Agreement(curves, len(examples), left_out, words, unscored, marked / max(words - unscored, 1))
+    return Agreement(curves, len(examples), left_out, words, unscored, marked / compared)
 
 
 def _token_scores(

@@ -217,10 +217,17 @@ def _parquet(source: str) -> Table:
     # `datasets` leaves the names of class numbers in the schema
     about = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
     features = about.get("info", {}).get("features", {})
-    inner = {name: f.get("feature", f) for name, f in features.items()}  # of a list, its elements
+    inner = {name: _element(feature) for name, feature in features.items()}
     classes = {name: tuple(f["names"]) for name, f in inner.items() if f.get("_type") == "ClassLabel"}
     rows = (row for batch in file.iter_batches(batch_size=1024) for row in batch.to_pylist())
     return Table(_numbered(rows, source, failures), classes)
+
+
+def _element(feature: Any) -> dict[str, Any]:
+    """What a column holds; of a list (which older versions of `datasets` write as one), what its elements are."""
+    if isinstance(feature, list):
+        feature = feature[0] if feature else {}
+    return feature.get("feature", feature) if isinstance(feature.get("feature"), dict) else feature
 
 
 def _dataset(source: str, split: str | None) -> Table:

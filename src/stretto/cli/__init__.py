@@ -5,6 +5,7 @@ Nothing heavy is imported here: torch and transformers are loaded inside the ver
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from typing import Annotated
@@ -59,5 +60,8 @@ def _root(
 
 def main() -> None:
     """The `stretto` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")  # as the files we write; texts may hold anything
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # an exception: half-written files are removed
     app(prog_name="stretto")

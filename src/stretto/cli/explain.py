@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from stretto.cli.options import Dtype, Json, ModelFolder
 from stretto.cli.output import STDOUT, open_model, say, write_json, writing
+from stretto.errors import StrettoError
 
 EXAMPLES = """
 stretto explain reviews-model "A warm, funny and beautifully acted film."
@@ -18,6 +19,16 @@ stretto explain reviews-model - < review.txt
 """
 
 TextArgument = Annotated[str, Argument(metavar="TEXT", help="The text; '-' reads it from stdin.", show_default=False)]
+
+
+def read_stdin() -> str:
+    """All of it, without the last line's end."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise StrettoError(
+            f"Expected a text in UTF-8 on stdin, got other bytes at {error.start + 1}. Convert it first (iconv)."
+        ) from None
 
 
 def explain(
@@ -35,11 +46,11 @@ def explain(
     from stretto.view.explain_terminal import show_explanation
 
     if text == STDOUT:
-        text = sys.stdin.read()
+        text = read_stdin()
     loaded = open_model(model, dtype)
     explanation = run_explain(loaded, text if text_b is None else (text, text_b), dial)
-    if explanation.truncated:
-        say(f"the text was longer than {loaded.max_length} tokens and was cut")
+    if explanation.not_shown:
+        say(explanation.not_shown)
     if json != STDOUT:
         show_explanation(explanation)
     write_json(json, explanation.to_json())

@@ -62,6 +62,11 @@ def predict(
             f"Expected an output name ending in .jsonl, got '{output}': answers of the task {loaded.task.name} hold "
             "lists, which .csv cannot. Rename it."
         )
+    if probabilities and loaded.task.name != "classification":
+        raise StrettoError(
+            f"Expected --probabilities for a model that chooses among labels, got one for the task {loaded.task.name}. "
+            "Leave it out."
+        )
     records = read(source, task=loaded.task.name, columns=Columns(text, text_b), split=split, labelled=False)
     if dial is not None:
         loaded.method.dial.check(dial)
@@ -109,7 +114,7 @@ class Answers:
         """What came in, the answer, and what it took."""
         answer = dataclasses.asdict(prediction)
         took = {name: answer.pop(name) for name in ("depth", "cost")}
-        if not self.probabilities or answer.get("probabilities") is None:
+        if not self.probabilities:
             answer.pop("probabilities", None)
         return {**record.given, **answer, **took}
 
@@ -136,6 +141,7 @@ def write_csv(batches: Iterable[list[Row]], file: IO[str]) -> None:
 
 
 def flat_row(row: Row) -> Row:
+    row = {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in row.items()}
     spread = {f"p_{name}": value for name, value in row.get("probabilities", {}).items()}
     return {**{name: value for name, value in row.items() if name != "probabilities"}, **spread}
 

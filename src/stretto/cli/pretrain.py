@@ -79,6 +79,7 @@ def pretrain(
     if (tokenizer is None) == (vocab_size is None):
         came = "both" if tokenizer else "neither"
         raise StrettoError(f"Expected either --tokenizer or --vocab-size, got {came}. Choose or learn a tokenizer.")
+    output = str(Path(output))  # "out/" and "out" are one
     check_output(output, overwrite)
 
     from transformers import set_seed

@@ -59,7 +59,9 @@ def rationales(
             chance = f" (chance: {found.marked:.3f})" if measure == "average_precision" else ""
             rows = by_layer(curves[measure])
             show_table(
-                rows, dict.fromkeys(rows[0], ".3f"), title=f"{title.capitalize()} on {found.texts} texts{chance}"
+                rows,
+                dict.fromkeys(rows[0], ".3f"),
+                title=f"{title.capitalize()} on {found.texts - found.left_out} texts{chance}",
             )
             print()
     write_json(

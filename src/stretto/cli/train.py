@@ -16,7 +16,7 @@ from typer import Argument, Option
 from stretto.cli.options import SOURCES, Label, Split, Text, TextB
 from stretto.cli.output import is_main_process, point_formats, point_rows, say, words, worth_showing
 from stretto.cli.settings import all_types, sort_settings, take_flags
-from stretto.cli.verbs import Verb
+from stretto.cli.verbs import Verb, with_json_target
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Run:
     label: str | None = None
     split: str | None = None
     dev_split: str | None = None
-    task: str = "classification"
+    task: str | None = None
     max_length: int | None = None
     stride: int | None = None
     skip: tuple[str, ...] = ()
@@ -68,6 +68,7 @@ class TrainVerb(Verb):
     """Takes the settings out of the command line and hands them on as `--set name=value`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = with_json_target(args)
         if "--help" not in args:
             takes_value = {
                 flag: not getattr(option, "is_flag", False)
@@ -185,7 +186,7 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
     """The model, the training data and the dev data."""
     from stretto.data import Columns, load, split_off
     from stretto.model import AdaptiveModel
-    from stretto.tasks import TASKS
+    from stretto.tasks import TASKS, Span
 
     columns = Columns(run.text, run.text_b, run.label)
     knows_task = "backbone" in run.skip
@@ -193,12 +194,17 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
         AdaptiveModel.from_pretrained, run.model, run.method, dtype=run.dtype, max_length=run.max_length, **config
     )
     known = open_model() if knows_task else None
+    if known and run.task not in (None, known.task.name):
+        raise StrettoError(
+            f"Expected the task that MODEL knows ({known.task.name}) beside --skip backbone, got --task {run.task}. "
+            "Leave it out."
+        )
     names = known.task.label_names if known else None
-    task_class = type(known.task) if known else TASKS[run.task]
+    task_class = type(known.task) if known else TASKS[run.task or "classification"]
     settings = {} if run.stride is None else {"stride": run.stride}
     if settings and (known or task_class.name != "span"):
         raise StrettoError(
-            f"Expected --stride for a span task to be learned, got {known.task.name if known else run.task}"
+            f"Expected --stride for a span task to be learned, got {task_class.name}"
             f"{' that MODEL knows already' if known else ''}. Leave it out."
         )
     read = partial(load, task=task_class.name, columns=columns)
@@ -209,13 +215,15 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
     else:
         dev_data = read(run.dev or run.data, split=run.dev_split, label_names=train_data.label_names)
     if known is not None:
+        if isinstance(known.task, Span) and not all(train_data.labels or ()):
+            known.task.no_answer = True  # a plain Hugging Face model does not tell; the data do
         return known, train_data, dev_data
     return open_model(task=task_class.posed_by(train_data, **settings)), train_data, dev_data
 
 
 def check_output(run: Run) -> None:
     """A finished model is only replaced if asked for; an unfinished run goes on."""
-    work = Path(f"{run.output}.work")
+    work = Path(f"{Path(run.output)}.work")  # "out/" and "out" are one
     unfinished = any(work.glob("[0-9]-*"))
     if unfinished:
         say(f"going on with the unfinished run in {work}")

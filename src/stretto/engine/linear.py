@@ -86,12 +86,16 @@ class Int8Product:
         return torch.ops.quantized.linear_dynamic(x, self.packed).mul_(factor).add_(residual)
 
 
+def check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise StrettoError(f"Expected dtype to be one of {', '.join(DTYPES)}; got '{dtype}'. Choose one of them.")
+
+
 def product(*linears: nn.Linear, dtype: str, activation: Callable[[Tensor], Tensor] | None = None) -> Product:
     """One product for several linears that read the same input (their outputs side by side)."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     bias = torch.cat([linear.bias.detach() for linear in linears])
-    if dtype not in DTYPES:
-        raise StrettoError(f"Expected dtype to be one of {', '.join(DTYPES)}; got '{dtype}'. Choose one of them.")
+    check_dtype(dtype)
     on_cpu = weight.device.type == "cpu"
     if dtype == "int8":
         if not on_cpu:

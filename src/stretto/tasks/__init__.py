@@ -19,15 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TASKS", "Candidate", "Classification", "Entity", "LabelPrediction", "Logits", "Prediction", "Regression",
-    "SequenceTask", "Span", "SpanPrediction", "TagPrediction", "Task", "Tokens", "task_from_config", "task_named",
+    "SequenceTask", "Span", "SpanPrediction", "TagPrediction", "Task", "Tokens", "task_from_config",
 ]  # fmt: skip
 
 TASKS: Registry[type[Task]] = Registry("task", {t.name: t for t in (Classification, Regression, Tokens, Span)})
-
-
-def task_named(name: str) -> type[Task]:
-    """The task class of that name, or an error that lists the names there are."""
-    return TASKS[name]
 
 
 def task_from_config(config: PreTrainedConfig, saved: Mapping[str, Any] | None = None) -> Task:

@@ -141,7 +141,7 @@ class Span(Task):
         ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:CANDIDATES]
         logits = [score for _, score in ranked] + ([null] if self.no_answer or not ranked else [])
         shares = torch.tensor(logits).softmax(dim=0).tolist()
-        best = [Candidate(context[a:b], share, a, b) for ((a, b), _), share in zip(ranked, shares, strict=False)]
+        best = [candidate(context, *span, share) for (span, _), share in zip(ranked, shares, strict=False)]
         if not ranked:  # an empty context
             best = [Candidate("", shares[-1], None, None)]
         elif self.no_answer:
@@ -168,6 +168,13 @@ class Span(Task):
 
     def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
         return logits.transpose(1, 2).gather(-1, right_positions(labels)).sum(dim=(1, 2))
+
+
+def candidate(context: str, start: int, end: int, score: float) -> Candidate:
+    """A part of the context, without the spaces that some tokenizers count among a token's characters."""
+    text = context[start:end]
+    start += len(text) - len(text.lstrip())
+    return Candidate(text.strip(), score, start, start + len(text.strip()))
 
 
 def readable(logits: Tensor, labels: Tensor) -> Tensor:

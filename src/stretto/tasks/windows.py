@@ -84,7 +84,8 @@ def label_window(length: int, place: Place, answer: Gold | None) -> list[int]:
 
 def token_span(place: Place, answer: Gold) -> tuple[int, int]:
     """Positions of the first and the last token of an answer; (0, 0) if the window does not show all of it."""
-    begin, end = answer.start, answer.start + len(answer.text)
+    begin = answer.start + len(answer.text) - len(answer.text.lstrip())  # no token covers outer spaces
+    end = answer.start + len(answer.text.rstrip())
     touched = [k for k, (a, b) in enumerate(place.offsets) if a < end and b > begin]
     if not touched or place.offsets[touched[0]][0] > begin or place.offsets[touched[-1]][1] < end:
         return 0, 0

@@ -60,7 +60,8 @@ def train(
             f"got {', '.join(unknown)}. Name one of its stages."
         )
     stages = [stage for stage in stages if stage.name not in skip]
-    check_place(Path(output))
+    output = Path(output)  # "out/" and "out" are one
+    check_place(output)
     unlabelled = {
         stage.name: load(stage.unlabelled, task=model.task.name, labelled=False).texts
         for stage in stages
@@ -68,10 +69,9 @@ def train(
     }
     work = Path(f"{output}.work")
     plan = Plan(model, stages, train_data, dev_data, arguments)
-    plan.check(work)
-    seed = plan.arguments["seed"]
-    set_seed(seed)
     encoded = {"train": plan.encode(train_data), "dev": plan.encode(dev_data)}
+    plan.check(work)  # inputs that cannot be encoded leave no plan behind
+    set_seed(plan.arguments["seed"])
     for number, stage in enumerate(stages, start=1):
         if progress and is_main_process():
             tqdm.write(f"stage {number} of {len(stages)}: {stage.name}, {stage.epochs:g} epochs", file=sys.stderr)

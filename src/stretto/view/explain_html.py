@@ -44,7 +44,7 @@ def explanation_page(explanation: Explanation) -> str:
     rows = _depths(explanation) + "\n".join(_row(explanation, layer) for layer in layers)
     never = len(explanation.scores) - explanation.depth
     after = f" The {never} layers after it did not run." if never else ""
-    cut = "<p>The text was longer than the model allows and was cut.</p>" if explanation.truncated else ""
+    cut = f"<p>Note: {explanation.not_shown}.</p>" if explanation.not_shown else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>
