@@ -13,6 +13,7 @@ from depths import FIRST_LAYERS, REPORTED, SETS, Depths
 from drop_results import summary
 from names import HF, RESULTS, SET_NAMES, metric, title
 
+from stretto.methods.alberta import GATED
 from stretto.view.tables import markdown_table
 
 SIZES = tuple(map(str, Depths.batch_sizes))
@@ -72,8 +73,8 @@ def chosen_rows(runs: Runs) -> list[Row]:
     rows: list[Row] = []
     for method in REPORTED:
         for loss in ("0.5", "2"):
-            points = [point for run in runs if method in run and (point := run[method]["chosen"][loss]) is not None]
-            if points:
+            points = [run[method]["chosen"][loss] for run in runs if method in run]
+            if points and None not in points:  # a mean over the seeds that had luck would be no mean
                 rows.append(
                     {
                         "method": method,
@@ -137,7 +138,8 @@ def pretraining_tables() -> str:
         found = json.loads(path.read_text(encoding="utf-8"))
         if "alberta" not in found:
             continue
-        gates, whole = found["alberta"], found["alberta"]["test"][0]
+        gates = found["alberta"]
+        whole = next(point for point in gates["test"] if point["dial"] == GATED)
         chosen = gates["chosen"]["0.5"]
         sets[found["about"]["set"]].append(
             {

@@ -50,7 +50,7 @@ RECIPES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
 def static_recipes(n_layers: int) -> dict[str, tuple[str, tuple[str, ...], dict[str, Any]]]:
     """Static depth is another model for every depth: the deepest within the middle budget."""
     k = (n_layers - 1) // 2
-    return {f"static_depth-{k}": ("full", ("backbone",), {"depth": k, "shallow_epochs": 1})}
+    return {f"static_depth-{k}": ("deebert", ("backbone", "exits"), {"depth": k, "shallow_epochs": 1})}
 
 
 class Exits(Experiment):

@@ -135,7 +135,7 @@ class Experiment:
         """Train (or load) the model of one row."""
         folder = self.runs / key
         if not folder.exists():
-            task = self.task if key.startswith("full") else None
+            task = self.task if start == self.encoder or key.startswith("full") else None  # or it knows the task
             torch.manual_seed(self.seed)
             model = AdaptiveModel.from_pretrained(
                 start, key.split("-")[0], task=task, max_length=self.spec.max_length, **settings

@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from commands import run
+from sources import write
 from tiny import tiny_model, tiny_reviews
+
+from stretto import AdaptiveModel, OperatingPoint
 
 ROOT = Path(__file__).parent.parent
 GAINS = {"flops_gain", "time_gain", "time_gain_vs_huggingface", "tracking"}
@@ -47,9 +51,9 @@ def given(tmp_path: Path) -> tuple[Path, str]:
     return tmp_path, str(encoder)
 
 
-def started(kind: Any, spec: Any, given: tuple[Path, str]) -> Any:
+def started(kind: Any, spec: Any, given: tuple[Path, str], name: str = "made") -> Any:
     data, encoder = given
-    return kind(data, encoder, "made", spec, data / "runs", 42)
+    return kind(data, encoder, name, spec, data / "runs", 42)
 
 
 def check_clock(rows: dict[str, Any], sizes: tuple[int, ...]) -> None:
@@ -114,6 +118,49 @@ def test_a_second_start_trains_nothing_again(
     again.clock(sequences=4, rounds=1)
     assert set(again.rows["clock"]["methods"]) == {"full", "depth_mi"}  # other encoders are not compared
     assert set(again.rows["clock"]["methods"]["depth_mi"]) >= {"dial 1"}
+
+
+def test_a_loss_is_counted_from_the_better_of_full_model_and_dial_off(scripts: dict[str, ModuleType]) -> None:
+    curves = importlib.import_module("curves")
+    found = object.__new__(curves.Curves)
+    found.rows = {"full": {"dev": {"score": 0.80}}}
+
+    def points(*pairs: tuple[float, float]) -> list[OperatingPoint]:
+        return [OperatingPoint(cost, score, cost, 4.0, {}) for score, cost in pairs]
+
+    dev, test = points((0.90, 1.0), (0.89, 0.6), (0.80, 0.3)), points((0.91, 1.0), (0.88, 0.6), (0.79, 0.3))
+    chosen = {loss: point and point["cost"] for loss, point in found.chosen(dev, test).items()}
+    assert chosen == {
+        "0": None,
+        "0.5": None,
+        "1": 0.6,
+        "2": 0.6,
+    }  # 0.3 is as good as full, but 10 below off
+    found.rows["full"]["dev"]["score"] = 0.905
+    assert found.chosen(dev, test)["1"] is None
+
+
+def test_a_pretrained_encoder_is_fine_tuned_with_its_gates(
+    scripts: dict[str, ModuleType], given: tuple[Path, str]
+) -> None:
+    data, _ = given
+    flags = ["--hidden-size", 32, "--embedding-size", 16, "--num-hidden-layers", 3, "--num-hidden-groups", 3]
+    texts = write(data / "corpus.txt", "\n".join(text for (text,) in tiny_reviews(60).texts))
+    encoder = data / "alberta"
+    pretrained = run("pretrain", texts, encoder, "--vocab-size", 60, *flags, "--max-length", 32, "--max-steps", 2)
+    assert pretrained.exit_code == 0, pretrained.stderr
+    script = importlib.import_module("pretraining")
+    spec = script.CurveSet("made.train", None, "made.test", 1, rows={"alberta": {"gate_epochs": 1}})
+    found = started(script.Pretrained, spec, (data, str(encoder)), "sst2")
+    found.run([])
+    assert found.rows["pretraining"]["steps"] == 2
+    assert AdaptiveModel.from_pretrained(found.runs / "alberta").method.config.exit_share == 0  # as published
+
+    results = importlib.import_module("depth_results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "RESULTS", data)
+        gated = next(point for point in found.rows["alberta"]["test"] if point["dial"] == 0)
+        assert f" {100 * gated['score']:.2f} |" in results.pretraining_tables()
 
 
 def test_exits_choose_dials_by_cost(scripts: dict[str, ModuleType], given: tuple[Path, str]) -> None:

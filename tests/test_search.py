@@ -92,6 +92,7 @@ def test_a_candidate_is_measured_as_the_model_would_run_it(reviews: Any) -> None
     point = measure_lengths(model, ready, lengths)
     assert 0.4 < point.cost == point.dial < 1
     fixed = undecided(costs=(point.cost,), frontier=(lengths,))
+    assert model.method.monotone and not fixed.method.monotone  # found for the mean of texts, not for each
     assert sweep(fixed, by_length(reviews), [point.cost], progress=False) == [point]
     (full,) = sweep(model, reviews, [1.0], progress=False)
     assert (full.cost, full.depth) == (1.0, 4.0)  # outside, the dial counts again

@@ -18,6 +18,7 @@ from tiny import TAGS, tiny_model, tiny_questions, tiny_reviews, tiny_tagging
 from stretto import AdaptiveModel, OperatingPoint, StrettoError, sweep, train
 from stretto.data import Dataset
 from stretto.methods import METHODS
+from stretto.processes import is_main_process
 from stretto.tasks import Span, Tokens
 from stretto.training import StageTrainer
 
@@ -143,8 +144,9 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("method", ["deebert", "lte"])
-@pytest.mark.parametrize("stage", [0, -1])
+@pytest.mark.parametrize(
+    ("method", "stage"), [("deebert", 0), ("deebert", -1), ("lte", 0), ("lte", -1), ("depth_reconstruction", 0)]
+)
 def test_a_killed_run_ends_the_same(method: str, stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tiny_reviews(48)
     expected = train(learner(method), data, data, tmp_path / "whole", **QUICK)
@@ -213,6 +215,26 @@ def test_a_schedule_ends_with_the_steps(
     model = learner("adapler", adaptive_epochs=3, retrain_epochs=0)
     train(model, tiny_reviews(32), tiny_reviews(16), tmp_path / "out", skip=("backbone",), max_steps=steps, **QUICK)
     assert seen == epochs
+
+
+def test_savings_are_counted_from_the_fine_tuned_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from what untrained predictors leave of it."""
+    scored, score = [], StageTrainer.score
+
+    def watched(trainer: StageTrainer, dials: tuple[float, ...]) -> tuple[float, float]:
+        scored.append(dials)
+        return score(trainer, dials)
+
+    monkeypatch.setattr(StageTrainer, "score", watched)
+    model = learner("adapler", adaptive_epochs=1, retrain_epochs=0)
+    train(model, tiny_reviews(32), tiny_reviews(16), tmp_path / "out", skip=("backbone",), **QUICK)
+    assert scored == [(model.method.dial.off,), (1.0,)]  # 1.0 is as trained
+
+
+def test_only_the_first_process_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_main_process()
+    monkeypatch.setenv("RANK", "1")  # also before the processes have met
+    assert not is_main_process()
 
 
 def test_skipping_stages(tmp_path: Path) -> None:

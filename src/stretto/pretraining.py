@@ -42,10 +42,10 @@ from stretto.masking import HiddenWords, Order, Vocabulary, Window, cut
 from stretto.methods import METHODS, Method, Shape
 from stretto.methods.alberta import GATED
 from stretto.model import make_config
+from stretto.processes import is_main_process, wait_for_all
 from stretto.state import Inputs
 from stretto.tasks import task_from_config
 from stretto.training.plan import check_names, hold_to_plan
-from stretto.training.processes import is_main_process, wait_for_all
 from stretto.training.run import LOGS, last_checkpoint, logs_in
 from stretto.view.progress import StageProgress
 
@@ -178,7 +178,7 @@ def make_gates(config: AlbertaConfig, **settings: Any) -> Method:
     n_adaptive = n_layers - (static_layers or n_layers // 3)
     even = 1 / max(n_adaptive, 2) if settings.get("revpc", True) else 0.5
     given = {
-        "num_train_epochs": 0, "gate_learning_rate": 3e-4, "depth_penalty": 0.0,
+        "num_train_epochs": 0, "gate_learning_rate": 3e-4, "depth_penalty": 0.0, "exit_share": 0.0,
         **settings, "static_layers": static_layers, "initial_gate": settings.get("initial_gate", even),
     }  # fmt: skip
     method, task = METHODS["alberta"], task_from_config(config)  # gates are the same for any task

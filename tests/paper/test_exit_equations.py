@@ -176,6 +176,20 @@ def test_lte_leaves_where_little_error_is_expected() -> None:
     assert got.exit.tolist() == [True, False]
 
 
+@pytest.mark.parametrize(("n_layers", "patiences"), [(4, (3.0, 2.0, 1.0)), (24, tuple(map(float, range(23, 0, -1))))])
+def test_pabee_is_measured_at_every_patience_there_is(n_layers: int, patiences: tuple[float, ...]) -> None:
+    method = METHODS["pabee"](METHODS["pabee"].Config(), Shape(4, n_layers, 2), TASK)
+    assert method.dial.sweep == (0.0, *patiences)
+
+
+def test_static_depth_trains_its_exit_like_the_others() -> None:
+    stages = METHODS["static_depth"](METHODS["static_depth"].Config(depth=2), SHAPE, TASK).stages()
+    assert [(stage.name, stage.layers, stage.trains_backbone) for stage in stages] == [
+        ("backbone", (), True), ("exits", (2,), False), ("shallow", (2,), True),
+    ]  # fmt: skip
+    assert not any(stage.final for stage in stages[1:])
+
+
 def test_static_depth_offers_what_was_trained() -> None:
     method = METHODS["static_depth"](METHODS["static_depth"].Config(depth=2), SHAPE, TASK)
     assert method.dial.sweep == (3.0, 2.0)

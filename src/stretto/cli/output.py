@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from stretto.errors import StrettoError
+from stretto.processes import is_main_process
 
 if TYPE_CHECKING:
     from stretto.evaluate import OperatingPoint
     from stretto.model import AdaptiveModel
 
 STDOUT = "-"
-
-
-def is_main_process() -> bool:
-    """Whether this process does the talking (torchrun numbers its processes)."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def say(line: str) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from stretto.cli.options import Json, Split
-from stretto.cli.output import STDOUT, is_main_process, say, write_json
+from stretto.cli.output import STDOUT, say, write_json
 from stretto.cli.settings import config_types, parse, training_types
 from stretto.cli.train import TrainVerb, check_arguments
 from stretto.errors import StrettoError
+from stretto.processes import is_main_process
 
 if TYPE_CHECKING:
     from stretto.data import Dataset

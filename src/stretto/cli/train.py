@@ -14,10 +14,11 @@ import typer
 from typer import Argument, Option
 
 from stretto.cli.options import SOURCES, Label, Split, Text, TextB
-from stretto.cli.output import is_main_process, point_formats, point_rows, say, words, worth_showing
+from stretto.cli.output import point_formats, point_rows, say, words, worth_showing
 from stretto.cli.settings import all_types, sort_settings, take_flags
 from stretto.cli.verbs import Verb, with_json_target
 from stretto.errors import StrettoError
+from stretto.processes import is_main_process
 
 if TYPE_CHECKING:
     from stretto.data import Dataset

@@ -146,7 +146,7 @@ class Method(nn.Module):
     """Whether dropped tokens get their last state back after the last layer."""
     reads_words: ClassVar[bool] = False
     """Whether `Inputs.notes` are to tell which word each token belongs to (`word`, and `word_key`: see `words.py`)."""
-    monotone: ClassVar[bool] = True
+    monotone: bool = True
     """Whether cost never rises along the sweep for any sequence; if not, it falls on average, once asking is paid."""
 
     def __init__(self, config: Any, shape: Shape, task: Task) -> None:

@@ -13,7 +13,8 @@ after Elbayad, Gu, Grave, Auli: *Depth-Adaptive Transformer*, ICLR 2020.
 
 Differs from the paper: the papers take argmax q, which leaves nothing to turn; here a quantile of q is taken, so that
 one dial spans full depth to one layer; exits train on the frozen fine-tuned backbone (as DeeBERT's), so the final
-answer is untouched; an example no exit gets right has oracle depth 1, as the formula says.
+answer is untouched; an example no exit gets right has oracle depth 1, as the formula says. Exits answer for the oracle
+with dropout, as they do while they learn.
 
 Dial: the probability with which the predicted depth must suffice. 1 is the full model.
 """

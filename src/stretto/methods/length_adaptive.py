@@ -178,6 +178,8 @@ class LengthAdaptive(LengthDrop):
         self.frontier = torch.cat([torch.ones(1, shape.n_layers, dtype=torch.float64), frontier])
         self.costs = torch.cat([torch.ones(1, dtype=torch.float64), costs])
         self.dial = dataclasses.replace(type(self).dial, sweep=tuple(self.costs.tolist()))
+        # searched lengths are ordered by their mean cost: a single text may cost more with the next one
+        self.monotone = not config.frontier
 
     def lengths(self, dial: Tensor) -> Tensor:
         affordable = self.costs.to(dial.device) <= dial.unsqueeze(-1)  # [B, F + 1]

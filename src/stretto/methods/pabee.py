@@ -19,14 +19,16 @@ Dial: patience. The earliest exit is after patience + 1 layers; 0 (or L - 1 and 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stretto.methods.base import Dial
+from stretto.methods.base import Dial, Shape
 from stretto.methods.branchynet import JointConfig, JointExits
 from stretto.state import Decision, State
+from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,13 @@ class PABEE(JointExits):
         "patience",
         "leave when this many exits in a row agreed with the one before; 0 never leaves early",
         off=0.0,
-        sweep=(0.0, 11.0, 10.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0),
+        sweep=(0.0, 1.0),
     )
+
+    def __init__(self, config: PABEEConfig, shape: Shape, task: Task) -> None:
+        super().__init__(config, shape, task)
+        patiences = range(shape.n_layers - 1, 0, -1)
+        self.dial = dataclasses.replace(type(self).dial, sweep=(0.0, *map(float, patiences)))
 
     def exit_weights(self) -> Tensor:
         return torch.arange(1, self.shape.n_layers + 1)

@@ -1,6 +1,6 @@
 """Static depth: the first k layers only, for every input. What an adaptive method has to beat.
 
-The lower k layers are fine-tuned with the exit at layer k as their head.
+The exit at layer k learns on the fine-tuned model first; then the lower k layers are fine-tuned with it as their head.
 
 Reference: a common baseline, e.g. Table 1 of Xin et al., *DeeBERT*, ACL 2020.
 
@@ -15,12 +15,14 @@ Dial: the depth: k, as trained, or all layers (off).
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from stretto.errors import StrettoError
 from stretto.methods.base import Dial, Method, Pass, Shape, Stage
+from stretto.methods.deebert import exits_stage
 from stretto.methods.exits import ExitConfig
 from stretto.state import Decision, State
 from stretto.tasks import Task
@@ -31,7 +33,9 @@ class StaticDepthConfig(ExitConfig):
     depth: int = 0
     """Layers to keep; 0 means half of them."""
     shallow_epochs: float = 1
-    """Epochs of fine-tuning the kept layers with their own exit, after ordinary fine-tuning."""
+    """Epochs of fine-tuning the kept layers with their own exit, after both have been trained apart."""
+    shallow_exit_learning_rate: float = 3e-4
+    """Learning rate of the exit while it trains together with the layers."""
 
 
 class StaticDepth(Method):
@@ -63,11 +67,12 @@ class StaticDepth(Method):
 
     def stages(self) -> list[Stage]:
         config = self.config
-        shallow = Stage(
-            "shallow", config.shallow_epochs, config.learning_rate, config.exit_learning_rate,
-            layers=(self.depth,), final=False,
+        exits = dataclasses.replace(exits_stage(config, self.shape), layers=(self.depth,), final=False)
+        shallow = dataclasses.replace(
+            exits, name="shallow", epochs=config.shallow_epochs, trains_backbone=True,
+            learning_rate=config.learning_rate, method_learning_rate=config.shallow_exit_learning_rate,
         )  # fmt: skip
-        return [self.finetuning(), shallow]
+        return [self.finetuning(), exits, shallow]
 
     def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
         if stage.name == "backbone":

@@ -15,7 +15,7 @@ Elbayad, Gu, Grave, Auli: *Depth-Adaptive Transformer*, ICLR 2020 (multinomial, 
 Differs from the paper: the papers take argmax q, which leaves nothing to turn; here a quantile of q is taken, and
 training draws it anew for every text, so that one model serves any dial. The papers ask the correctness of target
 tokens; a text has one label, which every token is asked for. The oracle is not smoothed over neighbouring tokens. The
-predictor does not push gradients into the backbone.
+predictor does not push gradients into the backbone. The oracle is asked with dropout, as everything else that learns.
 
 Dial: the probability with which the predicted depth must suffice. 1 is the full model.
 """

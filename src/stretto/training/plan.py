@@ -15,7 +15,7 @@ from stretto.errors import StrettoError
 from stretto.journal import dataset_digest
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
-from stretto.training.processes import is_main_process
+from stretto.processes import is_main_process
 
 #: What we set differently from `TrainingArguments`; anything the caller names wins.
 DEFAULTS: dict[str, Any] = {

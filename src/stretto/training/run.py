@@ -27,11 +27,11 @@ from stretto.evaluate import cheapest_within, sweep
 from stretto.folder import check_place
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
+from stretto.processes import is_main_process, wait_for_all
 from stretto.training.frozen import record_examples, recording_fits
 from stretto.training.learner import Learner
 from stretto.training.notes import LabelledBatches, with_notes
 from stretto.training.plan import Plan
-from stretto.training.processes import is_main_process, wait_for_all
 from stretto.training.trainer import StageTrainer, mean_score
 from stretto.view.progress import StageProgress
 
@@ -71,7 +71,6 @@ def train(
     plan = Plan(model, stages, train_data, dev_data, arguments)
     encoded = {"train": plan.encode(train_data), "dev": plan.encode(dev_data)}
     plan.check(work)  # inputs that cannot be encoded leave no plan behind
-    set_seed(plan.arguments["seed"])
     for number, stage in enumerate(stages, start=1):
         if progress and is_main_process():
             tqdm.write(f"stage {number} of {len(stages)}: {stage.name}, {stage.epochs:g} epochs", file=sys.stderr)
@@ -149,6 +148,7 @@ def run_stage(
     if result.exists():
         model.load_state_dict(load_file(result))
         return
+    set_seed(arguments["seed"])  # whether the stages before ran in this process or in one that was killed
     learner = Learner(model, stage)
     examples = {name: EncodedDataset(data.features, data.labels) for name, data in encoded.items()}
     if unlabelled is not None:

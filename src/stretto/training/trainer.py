@@ -29,7 +29,8 @@ class StageTrainer(Trainer):
     def __init__(self, dev_data: Dataset, dev_encoded: Encoded, **settings: Any) -> None:
         super().__init__(**settings)
         self.dev_data, self.dev_encoded = dev_data, dev_encoded
-        self.start_score = self.score()[0] if self.model.stage.best_by == "saving" else 0.0
+        off = self.model.model.method.dial.off
+        self.start_score = self.score((off,))[0] if self.model.stage.best_by == "saving" else 0.0
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -63,16 +64,16 @@ class StageTrainer(Trainer):
     def evaluate(self, *args: Any, **named: Any) -> dict[str, float]:
         if self.model.stage.layers:
             return super().evaluate(*args, **named)
-        score, cost = self.score()
+        method, stage = self.model.model.method, self.model.stage
+        score, cost = self.score(stage.dials or (method.dial.off,))
         metrics = {"eval_score": score, "eval_cost": cost, "eval_saving": saving(score, cost, self.start_score)}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def score(self) -> tuple[float, float]:
-        """Mean dev score and mean cost at the dials of the stage."""
+    def score(self, dials: tuple[float, ...]) -> tuple[float, float]:
+        """Mean dev score and mean cost at these dials."""
         model = self.model.model.eval()
-        dials = self.model.stage.dials or (model.method.dial.off,)
         points = sweep(model, self.dev_data, dials, progress=False, encoded=self.dev_encoded)
         return sum(p.score for p in points) / len(points), sum(p.cost for p in points) / len(points)
 
