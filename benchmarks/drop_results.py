@@ -102,8 +102,7 @@ def rationale_tables() -> str:
         found = json.loads(path.read_text(encoding="utf-8"))
         parts.append(
             f"`{found['method']}` at dial {found['dial']:g}, {found['texts'] - found['left_out']} texts; "
-            f"{found['marked']:.0%} of the {found['words'] - found['unscored']:,} words within the length limit are "
-            f"marked."
+            f"{found['marked']:.0%} of their words within the length limit are marked."
         )
         for measure, name in (
             ("average_precision", "average precision"), ("false_positive_rate", "false-positive rate"),
