@@ -19,8 +19,8 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -29,13 +29,14 @@ from stretto.errors import StrettoError
 
 Failures = tuple[type[Exception], ...]
 Row = tuple[str, dict[str, Any]]  # where it begins ("reviews.csv:12"), and its fields
+Rows = Generator[Row, None, None]  # it may be closed, and its file with it
 
 
 @dataclass
 class Table:
     """Rows, plus the names of class numbers, by the column that holds them (hub datasets and their parquet files)."""
 
-    rows: Iterator[Row]
+    rows: Rows
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -100,7 +101,7 @@ def _not_found(path: Path) -> StrettoError:
 # ---- text files --------------------------------------------------------------------------------------------
 
 
-def _lines(source: str, stream: IO[bytes] | None = None) -> Iterator[str]:
+def _lines(source: str, stream: IO[bytes] | None = None) -> Generator[str, None, None]:
     """The lines of a UTF-8 file, line ends kept; decoded one by one, so that a bad byte can be placed."""
     number = 0
     opener: Callable[..., Any] = gzip.open if source.lower().endswith(".gz") else open
@@ -124,8 +125,12 @@ def _lines(source: str, stream: IO[bytes] | None = None) -> Iterator[str]:
         ) from None
 
 
-def _csv_rows(source: str, dialect: str = "excel") -> Iterator[Row]:
-    reader = csv.reader(_lines(source), dialect, strict=True)  # strict: a stray quote is an error
+def _csv_rows(source: str, dialect: str = "excel") -> Rows:
+    with closing(_lines(source)) as lines:  # at once, also when a row is bad: nobody knows when a traceback goes
+        yield from _csv_values(source, csv.reader(lines, dialect, strict=True))  # strict: a stray quote is an error
+
+
+def _csv_values(source: str, reader: Any) -> Rows:
     header: list[str] | None = None
     line = 1
     try:
@@ -152,22 +157,23 @@ def _csv_rows(source: str, dialect: str = "excel") -> Iterator[Row]:
         ) from None
 
 
-def _tsv_rows(source: str) -> Iterator[Row]:
+def _tsv_rows(source: str) -> Rows:
     return _csv_rows(source, "excel-tab")
 
 
-def _jsonl_rows(source: str) -> Iterator[Row]:
-    for number, line in enumerate(_lines(source), start=1):
-        if line.strip():
-            yield f"{source}:{number}", _json_object(f"{source}:{number}", line)
+def _jsonl_rows(source: str) -> Rows:
+    with closing(_lines(source)) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield f"{source}:{number}", _json_object(f"{source}:{number}", line)
 
 
-def _txt_rows(source: str, text_column: str) -> Iterator[Row]:
+def _txt_rows(source: str, text_column: str) -> Rows:
     for number, line in enumerate(_lines(source), start=1):
         yield f"{source}:{number}", {text_column: line.rstrip("\r\n")}
 
 
-def _stdin_rows(lines: Iterable[str], text_column: str) -> Iterator[Row]:
+def _stdin_rows(lines: Iterable[str], text_column: str) -> Rows:
     for number, line in enumerate(lines, start=1):
         where = f"stdin:{number}"
         # an empty line is an empty text, so that answers and lines stay in step
@@ -192,7 +198,7 @@ def _json_object(where: str, line: str) -> dict[str, Any]:
     return value
 
 
-_ROWS_OF: dict[str, Callable[[str], Iterator[Row]]] = {
+_ROWS_OF: dict[str, Callable[[str], Rows]] = {
     ".csv": _csv_rows,
     ".tsv": _tsv_rows,
     ".jsonl": _jsonl_rows,
@@ -264,7 +270,7 @@ def _dataset(source: str, split: str | None) -> Table:
     return Table(_numbered(found, source, failures), classes)
 
 
-def _numbered(rows: Iterable[dict[str, Any]], source: str, failures: Failures) -> Iterator[Row]:
+def _numbered(rows: Iterable[dict[str, Any]], source: str, failures: Failures) -> Rows:
     """Rows with their place, from 1; what breaks on the way is told with the place too."""
     number = 0
     try:

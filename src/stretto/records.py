@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -51,15 +52,18 @@ def read(
 
 
 def _records(source: str, table: Table, task: str, columns: Columns, labelled: bool) -> Iterator[Record]:
-    first = next(table.rows, None)
-    if first is None:
-        raise StrettoError(f"{source}: expected at least one row of data, got none. Check that the file is complete.")
-    # the first row settles the columns; a later row that lacks one is an error
-    layout = LAYOUTS[task](source, list(first[1]), columns, table.classes, labelled)
-    for where, row in chain([first], table.rows):
-        texts = layout.texts(where, row)
-        column = layout.label_column
-        label = None if column is None else layout.label(where, row, column, texts)
-        if label is None and labelled:
-            raise StrettoError(f"{where}: expected a label in '{column}', got none. Fill it in or remove the row.")
-        yield Record(texts, label, where, layout.classes, {name: row[name] for name in layout.text_columns})
+    with closing(table.rows) as rows:  # and its file, at once, also when a row is bad
+        first = next(rows, None)
+        if first is None:
+            raise StrettoError(
+                f"{source}: expected at least one row of data, got none. Check that the file is complete."
+            )
+        # the first row settles the columns; a later row that lacks one is an error
+        layout = LAYOUTS[task](source, list(first[1]), columns, table.classes, labelled)
+        for where, row in chain([first], rows):
+            texts = layout.texts(where, row)
+            column = layout.label_column
+            label = None if column is None else layout.label(where, row, column, texts)
+            if label is None and labelled:
+                raise StrettoError(f"{where}: expected a label in '{column}', got none. Fill it in or remove the row.")
+            yield Record(texts, label, where, layout.classes, {name: row[name] for name in layout.text_columns})
