@@ -44,7 +44,7 @@ def read(
     """The records of `source` (a path, "-" or a hub id; see readers.py), one by one.
 
     `task` says what a row should hold (see layouts.py). `split` chooses a part of a hub dataset. With `labelled=False`
-    a record may lack its label (None).
+    labels are not looked at (None), unless `columns` names theirs.
     """
     source = os.fspath(source)
     table = open_table(source, split, columns.text or "text")
