@@ -16,7 +16,7 @@ from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
 from stretto.methods.alberta import GATED, IGNORED, StructurePredictor, revpc
 from stretto.methods.base import TrainingBatch
-from stretto.state import Decision, Output, State, Trace
+from stretto.state import Decision, Output, State
 from stretto.tasks import Tokens
 
 LENGTHS = [5, 9, 12]  # rising: both engines then keep the order, and the fixed gates find their sequences
@@ -124,13 +124,13 @@ def test_who_leaves_is_answered_by_the_models_own_head_from_the_gated_states(tas
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-def training_batch(model: Any) -> tuple[TrainingBatch, list[Tensor]]:
-    """A batch as the learner gives it to a method, and the logits of every run of it."""
+def training_batch(model: Any) -> tuple[TrainingBatch, list[Output]]:
+    """A batch as the learner gives it to a method, and what every run of it gives."""
     inputs, seen = random_inputs(LENGTHS), []
 
     def run(dial: float) -> Any:
         output = model.reference.run(inputs, model.method, dial)
-        seen.append(output.logits)
+        seen.append(output)
         return output
 
     batch = TrainingBatch(inputs, torch.tensor([0, 1, 1]), run, step=0, epoch=0.0, engine=model.reference)
@@ -144,7 +144,7 @@ def test_serving_with_gamma_zero_is_the_training_path() -> None:
     model.method.learn(model.method.stages()[1], batch)
     (trained,) = seen
     served = model.run(batch.inputs, GATED)
-    torch.testing.assert_close(served.logits, trained, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(served.logits, trained.logits, atol=1e-5, rtol=1e-5)
     assert served.trace.depth.tolist() == [4, 4, 4]
     assert not torch.allclose(served.logits, model.run(batch.inputs, IGNORED).logits, atol=1e-3)
 
@@ -153,31 +153,28 @@ def test_the_loss_is_the_tasks_and_the_penalty_on_the_sum_of_gates() -> None:
     free, penalised = (model_with_fixed_gates(depth_penalty=penalty, exit_share=0.0) for penalty in (0.0, 0.5))
     (batch, seen), (same, _) = training_batch(free), training_batch(penalised)
     loss = free.method.learn(free.method.stages()[1], batch)
-    torch.testing.assert_close(loss, nn.functional.cross_entropy(seen[0], batch.labels))
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(seen[0].logits, batch.labels))
     mean_sum = (2.375 + 2.25 + 1.375) / 3
     added = penalised.method.learn(penalised.method.stages()[1], same) - loss
     assert float(added.detach()) == pytest.approx(0.5 * mean_sum, rel=1e-4)
 
 
 @pytest.mark.parametrize(("share", "early_exit"), [(0.0, True), (0.5, True), (1.0, True), (1.0, False)])
-def test_a_share_of_the_texts_leaves_by_a_gamma_of_its_own(share: float, early_exit: bool) -> None:
-    method = tiny_model("alberta", exit_share=share, early_exit=early_exit).method
-    dials: list[Tensor] = []
-
-    def run(dial: Tensor) -> Any:
-        dials.append(dial)
-        assert method.watched is not None
-        method.watched.append(torch.ones(1000, 3))
-        return Output(torch.zeros(1000, 3), Trace.empty(torch.ones(1000, dtype=torch.long), 4))
-
+def test_a_share_of_the_texts_leaves_after_any_of_the_layers_where_it_may(share: float, early_exit: bool) -> None:
+    method = tiny_model("alberta", exit_share=share, early_exit=early_exit).method  # 4 layers, the first is static
     torch.manual_seed(0)
-    batch = TrainingBatch(random_inputs([2]), torch.zeros(1000, dtype=torch.long), run, 0, 0.0, None)
-    method.learn(method.stages()[1], batch)
-    (drawn,) = dials
-    leaving = drawn != GATED
-    assert float(leaving.float().mean()) == pytest.approx(share if early_exit else 0.0, abs=0.05)
-    if bool(leaving.any()):
-        assert float(drawn[leaving].mean()) == pytest.approx(0.5, abs=0.05)  # uniform between 0 and 1
+    counts = torch.bincount(method.draw_last_layers(3000, torch.device("cpu")), minlength=5) / 3000
+    leaving = share if early_exit else 0.0
+    assert counts.tolist() == pytest.approx([0.0, leaving / 3, leaving / 3, leaving / 3, 1 - leaving], abs=0.03)
+
+
+def test_training_texts_leave_after_the_layer_drawn_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("alberta")
+    monkeypatch.setattr(model.method, "draw_last_layers", lambda texts, device: torch.tensor([4, 1, 3]))
+    batch, seen = training_batch(model)
+    model.method.learn(model.method.stages()[1], batch)
+    assert seen[0].trace.depth.tolist() == [4, 1, 3]
+    assert model.run(batch.inputs, GATED).trace.depth.tolist() == [4, 4, 4]  # serving goes by the gates alone
 
 
 def test_the_task_alone_teaches_the_predictor() -> None:

@@ -18,10 +18,10 @@ Differs from the paper: wrapped around any encoder that was pretrained without g
 inside the norm, as above; the paper's are pre-LN, H + p_i Attn(LN(H)), and so are gated where the backbone's are. An
 encoder that learned to use all its layers is not urged to do with fewer, so a penalty μ on the sum of gates is added
 (0: as published), and the predictor starts with all gates almost open. Its head has never read the states of lower
-layers, and gated layers alone do not teach it to: a share of the training texts leaves early, by a γ drawn at random,
-and is answered where it leaves (0: as published). A sequence leaves as a whole, so tasks that
-answer every token work too: the token head reads the states they have then. For an encoder pretrained with its gates,
-and as published, see `stretto.pretraining`.
+layers, and gated layers alone do not teach it to: a share of the training texts leaves after a layer drawn at random
+and is answered there (0: as published). A sequence leaves as a whole, so tasks that answer every token work too: the
+token head reads the states they have then. For an encoder pretrained with its gates, and as published, see
+`stretto.pretraining`.
 
 Dial: γ, the gate below which a layer is not run. 0 runs all layers with their gates, as in training. Off is -1: gates
 are ignored and the full model answers as plain transformers would; after training with gates that is a comparison, not
@@ -59,7 +59,7 @@ class ALBERTaConfig(FinetuningConfig):
     depth_penalty: float = 0.02
     """μ: what a fully open gate must be worth in loss; 0 as published."""
     exit_share: float = 0.5
-    """Part of the training texts that leave by a γ of their own, drawn at random in every step; 0 as published."""
+    """Part of the training texts that leave after a layer drawn at random, anew in every step; 0 as published."""
     predictor_size: int = 64
     """Hidden size of the structure predictor."""
     initial_gate: float = 0.95
@@ -97,6 +97,16 @@ class StructurePredictor(nn.Module):
         return revpc(logits.softmax(dim=-1)) if self.cumulated else logits.sigmoid()
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """What a training pass does besides running at its dial."""
+
+    last_layer: Tensor
+    """[B] the layer after which each text leaves, whatever its gates are."""
+    gates: list[Tensor]
+    """Collects the gates of the pass, [B, A], for the penalty."""
+
+
 class ALBERTa(Method):
     name = "alberta"
     Config = ALBERTaConfig
@@ -128,7 +138,7 @@ class ALBERTa(Method):
         self.predictor = StructurePredictor(
             shape.d, config.predictor_size, n_adaptive, config.initial_gate, config.revpc
         )
-        self.watched: list[Tensor] | None = None  # gates [B, A] of a training pass, for the penalty
+        self.lesson: Lesson | None = None  # of the training pass that is under way
 
     def decide(self, state: State) -> Decision | None:
         adaptive = state.layer - self.static_layers  # which of the adaptive layers this is, from 1
@@ -141,10 +151,13 @@ class ALBERTa(Method):
         if adaptive == 0:
             state.notes["gates"] = self.predictor(state.first_rows)
             state.spend(self.predictor.macs)
-            if self.watched is not None:
-                self.watched.append(state.notes["gates"])
+            if self.lesson is not None:
+                self.lesson.gates.append(state.notes["gates"])
         following = state.notes["gates"][:, adaptive]  # of the next layer
-        return Decision(exit=following < state.dial.to(following))
+        exit = following < state.dial.to(following)
+        if self.lesson is not None:
+            exit = exit | (self.lesson.last_layer[state.ids] <= state.layer)
+        return Decision(exit=exit)
 
     def stages(self) -> list[Stage]:
         config = self.config
@@ -155,13 +168,17 @@ class ALBERTa(Method):
         return [self.finetuning(), gates] if config.num_train_epochs else [gates]
 
     def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
-        share = self.config.exit_share if self.config.early_exit else 0.0
-        leaving, drawn = torch.rand(2, len(batch.labels), device=batch.labels.device)
-        dials = torch.where(leaving < share, drawn, GATED)
-        self.watched = []
+        self.lesson = Lesson(self.draw_last_layers(len(batch.labels), batch.labels.device), [])
         try:
-            logits = batch.run(dials).logits
-            (gates,) = self.watched
+            logits = batch.run(GATED).logits
+            (gates,) = self.lesson.gates
         finally:
-            self.watched = None
+            self.lesson = None
         return self.task.loss(logits, batch.labels).mean() + self.config.depth_penalty * gates.sum(dim=1).mean()
+
+    def draw_last_layers(self, texts: int, device: torch.device) -> Tensor:
+        """[texts] for a share of them one of the layers where a text may leave, for the others the last of all."""
+        n_layers = self.shape.n_layers
+        share = self.config.exit_share if self.config.early_exit else 0.0
+        drawn = torch.randint(self.static_layers, n_layers, (texts,), device=device)
+        return torch.where(torch.rand(texts, device=device) < share, drawn, n_layers)
