@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,9 +20,10 @@ import torch
 import transformers
 
 from stretto import AdaptiveModel, __version__, train
-from stretto.bench.baselines import hugging_face, padded_flops
+from stretto.bench.baselines import GemmLimit, hugging_face, padded_flops
 from stretto.bench.model import packed_contender
 from stretto.bench.timing import Contender, interleaved
+from stretto.bench.timing import Timed as Result
 from stretto.data import Dataset, load, sample, split_off
 from stretto.evaluate import batches
 from stretto.state import Inputs
@@ -160,38 +161,54 @@ class Experiment:
         full = AdaptiveModel.from_pretrained(self.runs / "full")
         texts = random.Random(self.seed).sample(self.test.texts, sequences)
         jobs = list(self.timed())
-        distinct = {job.name: job for job in jobs}.values()
         found: dict[str, Any] = {}
-
-        def pool(model: AdaptiveModel, size: int) -> list[Inputs]:
-            return list(batches(model.encode(texts).features, model.tokenizer.pad_token_id, size))
-
         for size in self.batch_sizes:
-            plainly = pool(full, size)
-            contenders = [
-                Contender(
-                    "huggingface", "float32", hugging_face(full.encoder, plainly), padded_flops(plainly, full.backbone)
-                ),
-                packed_contender("full", full, full.method, full.method.dial.off, plainly),
-                *(
-                    packed_contender(job.name, job.model, job.model.method, job.dial, pool(job.model, size))
-                    for job in distinct
-                ),
-            ]
+            with_products = size == max(self.batch_sizes)
+            contenders = list(self.contenders(full, jobs, texts, size, with_products))
             results = {result.contender.name: result for result in interleaved(contenders, rounds, random.Random(size))}
-            reference, plain = results["full"], results["huggingface"]
-            found.setdefault("full", {})[str(size)] = {"time_gain_vs_huggingface": plain.median / reference.median}
+            plain = results["huggingface"].median / results["full"].median
+            found.setdefault("full", {})[str(size)] = {"time_gain_vs_huggingface": plain}
             for job in jobs:
-                result = results[job.name]
-                gain = reference.contender.flops / result.contender.flops
-                found.setdefault(job.key, {}).setdefault(job.point, {})[str(size)] = {
-                    "flops_gain": gain,
-                    "time_gain": reference.median / result.median,
-                    "time_gain_vs_huggingface": plain.median / result.median,
-                    "tracking": reference.median / result.median / gain,
-                }
+                flops, time = gains(results["full"], results[job.name])
+                row = {"flops_gain": flops, "time_gain": time, "time_gain_vs_huggingface": plain * time}
+                row["tracking"] = time / flops
+                if with_products:
+                    flops, time = gains(results[products_of("full")], results[products_of(job.name)])
+                    row["tracking_of_products"] = time / flops
+                found.setdefault(job.key, {}).setdefault(job.point, {})[str(size)] = row
         threads = torch.get_num_threads()
         self.write("clock", {"sequences": sequences, "rounds": rounds, "threads": threads, "methods": found})
+
+    def contenders(
+        self, full: AdaptiveModel, jobs: Sequence[Timed], texts: Sequence[Any], size: int, with_products: bool
+    ) -> Iterator[Contender]:
+        """Hugging Face, the full model, every job once for each dial; with the matrix products of all but the first."""
+
+        def pool(model: AdaptiveModel) -> list[Inputs]:
+            return list(batches(model.encode(texts).features, model.tokenizer.pad_token_id, size))
+
+        padded = pool(full)
+        yield Contender(
+            "huggingface", "float32", hugging_face(full.encoder, padded), padded_flops(padded, full.backbone)
+        )
+        everything = Timed("full", "", full, full.method.dial.off)
+        for name, job in {"full": everything, **{job.name: job for job in jobs}}.items():
+            inputs = pool(job.model)
+            yield packed_contender(name, job.model, job.model.method, job.dial, inputs)
+            if with_products:
+                traces = [job.model.packed.run(batch, job.model.method, job.dial).trace for batch in inputs]
+                limit = GemmLimit(job.model.packed)
+                yield Contender(products_of(name), "float32", limit.steps(traces), limit.flops(traces))
+
+
+def products_of(name: str) -> str:
+    """What the matrix products alone of a contender are called."""
+    return f"products of {name}"
+
+
+def gains(slow: Result, fast: Result) -> tuple[float, float]:
+    """How many times less a contender computes, and how many times faster it is."""
+    return slow.contender.flops / fast.contender.flops, slow.median / fast.median
 
 
 def main(experiment: type[Experiment], sets: Mapping[str, Set], description: str | None) -> None:

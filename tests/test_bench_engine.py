@@ -15,7 +15,7 @@ import torch
 
 from stretto.backbones import backbone_for
 from stretto.bench import engine as bench
-from stretto.bench.baselines import OnnxRuntime, hugging_face, require_onnx
+from stretto.bench.baselines import GemmLimit, OnnxRuntime, hugging_face, require_onnx
 from stretto.bench.engine import bench_engine, engine_table, engine_targets
 from stretto.bench.pool import MIXES, SHAPES, Pool, random_model
 from stretto.bench.report import TARGETS, Target
@@ -25,6 +25,7 @@ from stretto.engine.packed import PackedEngine
 from stretto.errors import StrettoError
 from stretto.measure import flops, full_flops
 from stretto.methods.exits import ExitHeads
+from stretto.state import Trace
 
 # One thread: on a busy machine a second one only waits, and these matrices are tiny.
 QUICK: dict[str, Any] = {
@@ -95,6 +96,33 @@ def test_cells_hold_consistent_ratios(results: dict[str, Any]) -> None:
         assert cells["gemm"]["flops_ratio"] > 1
         for factor in (2, 4, 10) if group["mix"] == "ag_news" else (2, 4):
             assert cells[f"drop_{factor}x"]["flops_ratio"] == pytest.approx(factor, rel=0.03)
+
+
+def test_the_gemm_limit_makes_the_products_of_a_trace_and_no_others() -> None:
+    backbone = backbone_for(random_model("tiny", 0))
+    limit, d, f = GemmLimit(PackedEngine(backbone)), backbone.d, backbone.ffn_size
+    rows = [(5, 5, 5), (3, 5, 2), (0, 4, 0), *[(0, 0, 0)] * (backbone.n_layers - 3)]  # all; frozen and dropped; gone
+    n_query, n_key, n_ffn = (torch.tensor(column).unsqueeze(0) for column in zip(*rows, strict=True))
+    trace = Trace(torch.tensor([5]), n_query, n_key, n_ffn, torch.zeros(1))
+    made: list[int] = []
+
+    def counted(reads: int, writes: int) -> Any:
+        def run(x: torch.Tensor) -> None:
+            assert x.shape[1] == reads
+            made.append(len(x) * reads * writes)
+
+        return run
+
+    layer = SimpleNamespace(
+        qkv=counted(d, 3 * d), query=counted(d, d), key_value=counted(d, 2 * d), attention_output=counted(d, d),
+        ffn_out=counted(f, d),
+    )  # fmt: skip
+    limit.layers = [(layer, counted(d, f))] * backbone.n_layers
+    (step,) = limit.steps([trace])
+    step()
+    attention = d * (5 * (5 + 5) + 5 * (3 + 2))
+    assert 2 * sum(made) == limit.flops([trace]) == float(flops(trace, backbone)) - 2 * attention
+    assert len(made) == 4 + 5 + 2
 
 
 def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from stretto.engine.linear import product
 from stretto.engine.packed import PackedEngine
 from stretto.errors import StrettoError
 from stretto.measure import full_flops
-from stretto.state import Inputs
+from stretto.state import Inputs, Trace
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -52,31 +52,45 @@ def hugging_face(model: nn.Module, batches: Sequence[Inputs]) -> list[Step]:
 class GemmLimit:
     """The engine's matrix products alone, on its own kernels: no attention, activation, norm, embedding or decision.
 
-    The matrices have as many rows as the batch has tokens; what the engine adds by rounding up is its own loss."""
+    The matrices have as many rows as the trace of a batch says; what the engine adds by rounding up is its own loss."""
 
     def __init__(self, engine: PackedEngine) -> None:
-        self.d, self.f, self.n_layers = engine.backbone.d, engine.backbone.ffn_size, engine.backbone.n_layers
-        self.layers = [
-            (layer.qkv, layer.attention_output, product(layer.modules.ffn_in, dtype=engine.dtype), layer.ffn_out)
-            for layer in engine.layers
-        ]
+        self.d, self.f = engine.backbone.d, engine.backbone.ffn_size
+        self.layers = [(layer, product(layer.modules.ffn_in, dtype=engine.dtype)) for layer in engine.layers]
 
-    def steps(self, batches: Sequence[Inputs]) -> list[Step]:
-        rows = [int(inputs.attention_mask.sum()) for inputs in batches]
-        return [partial(self.run, torch.rand(n, self.d), torch.rand(n, self.f)) for n in rows]
+    def steps(self, traces: Sequence[Trace]) -> list[Step]:
+        """One call per batch: the products that were made for it."""
+        return [partial(self.run, self.rows(trace), *self.matrices(trace)) for trace in traces]
+
+    def matrices(self, trace: Trace) -> tuple[Tensor, Tensor]:
+        """[M, d] and [M, f]: what the products read, or the first rows of it."""
+        most = int(trace.n_key.sum(dim=0).max())
+        return torch.rand(most, self.d), torch.rand(most, self.f)
+
+    def rows(self, trace: Trace) -> list[tuple[int, int, int]]:
+        """For each layer the rows that are queries, keys, and go through the FFN, of all sequences together."""
+        counts = [n.sum(dim=0).tolist() for n in (trace.n_query, trace.n_key, trace.n_ffn)]
+        return list(zip(*counts, strict=True))
 
     @torch.inference_mode()
-    def run(self, narrow: Tensor, wide: Tensor) -> None:
-        """[M, d] and [M, f]: what the products read."""
-        for qkv, attention_output, ffn_in, ffn_out in self.layers:
-            qkv(narrow)
-            attention_output(narrow)
-            ffn_in(narrow)
-            ffn_out(wide)
+    def run(self, rows: list[tuple[int, int, int]], narrow: Tensor, wide: Tensor) -> None:
+        for (queries, keys, renewed), (layer, ffn_in) in zip(rows, self.layers, strict=True):
+            if queries < keys:  # some are frozen
+                layer.query(narrow[:queries])
+                layer.key_value(narrow[:keys])
+            elif keys:
+                layer.qkv(narrow[:keys])
+            if renewed:
+                layer.attention_output(narrow[:renewed])
+                ffn_in(narrow[:renewed])
+                layer.ffn_out(wide[:renewed])
 
-    def flops(self, batches: Sequence[Inputs]) -> float:
-        rows = sum(int(inputs.attention_mask.sum()) for inputs in batches)
-        return 2.0 * rows * self.n_layers * (4 * self.d * self.d + 2 * self.d * self.f)
+    def flops(self, traces: Sequence[Trace]) -> float:
+        d, f = self.d, self.f
+        rows = [layer for trace in traces for layer in self.rows(trace)]
+        return 2.0 * sum(
+            d * d * (queries + 2 * keys + renewed) + 2 * d * f * renewed for queries, keys, renewed in rows
+        )
 
 
 class OnnxRuntime:
