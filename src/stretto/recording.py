@@ -79,10 +79,10 @@ def replay(backbone: Backbone, method: Method, recording: Recording, dial: float
     run.trace.decider_macs = recording.lengths * backbone.embedding_macs
     for layer in range(1, backbone.n_layers + 1):
         ids = run.state.ids
-        for counted in (run.trace.n_query, run.trace.n_key, run.trace.n_ffn):
-            counted[ids, layer - 1] = recording.lengths[ids]
+        lengths = recording.lengths[ids]
+        run.book(layer, lengths, lengths, lengths)
         if layer == backbone.n_layers:
-            run.answer(torch.ones_like(ids, dtype=torch.bool), recording.first[ids])
+            run.answer(torch.arange(len(ids), device=ids.device), recording.first[ids])
         else:
             run.after(layer, recording.pooled[ids, layer - 1])
         if run.finished:

@@ -181,9 +181,13 @@ class State:
         """[N] attention paid to each row in this layer, summed over heads and updated rows (point 'between')."""
         return self._ask("attention_received")
 
-    def spend(self, macs: int | Tensor) -> None:
-        """Own up to the deciders' work: multiply-adds per live sequence (one number for each, or a [B] tensor)."""
-        self.spent = self.spent + macs
+    def spend(self, macs: int | Tensor, who: Tensor | None = None) -> None:
+        """Own up to the deciders' work: multiply-adds of each of the sequences `who` (indices; None: all live ones)."""
+        if who is None:
+            self.spent = self.spent + macs
+        else:
+            each = torch.as_tensor(macs, dtype=self.spent.dtype, device=who.device).expand(len(who))
+            self.spent = self.spent.index_add(0, who, each)
 
     def _ask(self, what: str) -> Tensor:
         if what not in self.providers:
@@ -213,26 +217,27 @@ class State:
         self.sequence = sequence
         return index
 
-    def select_sequences(self, keep: Tensor) -> Tensor:
-        """Forget the sequences where `keep` ([B] bool) is False; return the indices of the rows that stay."""
-        index = keep[self.sequence].nonzero().squeeze(1)
+    def forget_sequences(self, leaving: Tensor) -> Tensor:
+        """Forget these sequences (indices); return the indices of the rows that stay."""
+        keep = torch.ones_like(self.ids, dtype=torch.bool).index_fill_(0, leaving, False)
+        index = keep.index_select(0, self.sequence).nonzero().squeeze(1)
         self._take_rows(index)
-        self.sequence = (keep.cumsum(0) - 1)[self.sequence]
+        self.sequence = (keep.cumsum(0) - 1).index_select(0, self.sequence)
         self._take_sequences(keep.nonzero().squeeze(1))
         return index
 
     def _take_rows(self, index: Tensor) -> None:
         """`index` ([M] indices of rows) says which stay and in which order."""
         for name in ("sequence", "position", "frozen", "protected", "row_ids"):
-            setattr(self, name, getattr(self, name)[index])
-        self.row_notes = {name: note[index] for name, note in self.row_notes.items()}
+            setattr(self, name, getattr(self, name).index_select(0, index))
+        self.row_notes = {name: note.index_select(0, index) for name, note in self.row_notes.items()}
 
     def _take_sequences(self, which: Tensor) -> None:
         """`which` (indices of sequences) says which stay and in which order."""
         for name in ("ids", "dial", "lengths", "spent"):
-            setattr(self, name, getattr(self, name)[which])
-        self.gate = None if self.gate is None else self.gate[which]
-        self.notes = {name: note[which] for name, note in self.notes.items()}
+            setattr(self, name, getattr(self, name).index_select(0, which))
+        self.gate = None if self.gate is None else self.gate.index_select(0, which)
+        self.notes = {name: note.index_select(0, which) for name, note in self.notes.items()}
 
 
 @dataclass

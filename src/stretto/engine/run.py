@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,11 +73,21 @@ class LayerExit:
         return {"pooled": lambda: self.pooled, "exit_logits": lambda: self.logits}
 
     def answers(self, leaving: Tensor) -> Tensor:
-        """[leaving, C]: what the method saw, or computed now for the leaving sequences alone."""
+        """[leaving, C]: what the method saw, or computed now for the leaving sequences (indices) alone."""
         if "logits" in self.__dict__:
-            return self.logits[leaving]
-        self.state.spend(leaving * self.exits.macs)
-        return self.exits(self.layer, self.pooled[leaving])
+            return self.logits.index_select(0, leaving)
+        self.state.spend(self.exits.macs, leaving)
+        return self.exits(self.layer, self.pooled.index_select(0, leaving))
+
+
+class Booked(NamedTuple):
+    """What one layer did, for the trace. All tensors are [B], B the sequences that were alive."""
+
+    layer: int
+    ids: Tensor
+    n_query: Tensor
+    n_key: Tensor
+    n_ffn: Tensor
 
 
 class Run:
@@ -106,6 +116,7 @@ class Run:
         self.shelf = weight.new_zeros(batch * columns, backbone.d) if keep_hidden or self.answers_tokens else None
         self.all_rows = self.state.row_ids
         self.any_frozen = False
+        self.booked: list[Booked] = []
 
     @property
     def finished(self) -> bool:
@@ -147,52 +158,52 @@ class Run:
         self.state.gate = decision.gate
 
     def all_frozen(self) -> Tensor | None:
-        """[B] bool: sequences in which nothing will change any more, or None if there are none."""
+        """Indices of the sequences in which nothing will change any more, or None if there are none."""
         if not self.any_frozen:
             return None
-        still = (
-            torch.bincount(self.state.sequence, weights=(~self.state.frozen).double(), minlength=self.state.n_sequences)
-            == 0
-        )
-        return still if bool(still.any()) else None
+        active = (~self.state.frozen).double()
+        still = torch.bincount(self.state.sequence, weights=active, minlength=self.state.n_sequences)
+        done = (still == 0).nonzero().squeeze(1)
+        return done if len(done) else None
 
     def count(self, layer: int, n_query: Tensor, n_ffn: Tensor) -> None:
         """Book one layer's rows (all [B]); keys are all live rows."""
-        ids, column = self.state.ids, layer - 1
-        self.trace.n_query[ids, column] = n_query
-        self.trace.n_key[ids, column] = self.state.lengths
-        self.trace.n_ffn[ids, column] = n_ffn
+        self.book(layer, n_query, self.state.lengths, n_ffn)
+
+    def book(self, layer: int, n_query: Tensor, n_key: Tensor, n_ffn: Tensor) -> None:
+        """`count` with keys of one's own. The trace is written in the end, all at once: small writes take time."""
+        self.booked.append(Booked(layer, self.state.ids, n_query, n_key, n_ffn))
 
     def leave(self, leaving: Tensor, rows: Tensor, logits: Tensor | None = None) -> Tensor:
-        """Sequences `leaving` ([B] bool) are answered by `logits` ([leaving, C]), or by the final head if None.
+        """Sequences `leaving` (indices) are answered by `logits` ([leaving, C]), or by the final head if None.
 
         Returns the indices of the rows that stay."""
         return self.answer(leaving, self.backbone.for_head(rows), logits)
 
     def answer(self, leaving: Tensor, rows: Tensor, logits: Tensor | None = None) -> Tensor:
         """`leave` with rows as the head reads them."""
-        ids = self.state.ids[leaving]
+        ids = self.state.ids.index_select(0, leaving)
         if logits is None and not self.answers_tokens:  # tokens are answered in the end, all together
             logits = self._final_answers(leaving, rows)
         if logits is not None:
-            self.logits[ids] = logits.to(self.logits.dtype)
-        self.trace.decider_macs[ids] += self.state.spent[leaving]
+            self.logits = self.logits.index_copy(0, ids, logits.to(self.logits.dtype))
+        self.trace.decider_macs.index_add_(0, ids, self.state.spent.index_select(0, leaving))
         if self.shelf is not None:
-            self._shelve(leaving[self.state.sequence], rows)
-        return self.state.select_sequences(~leaving)
+            self._shelve(torch.isin(self.state.sequence, leaving), rows)
+        return self.state.forget_sequences(leaving)
 
     def _final_answers(self, leaving: Tensor, rows: Tensor) -> Tensor:
         """[leaving, C] from the model's own head, or from the method's for the sequences that it answers."""
         state, head, theirs = self.state, self.method.own_head(), self.backbone.head_macs
-        first = state.starts[leaving]
+        first = state.starts.index_select(0, leaving)
         answered = None if head is None else head.answers(state)  # [B]
-        if head is None or answered is None or not bool(answered[leaving].any()):
-            state.spend(leaving * theirs)
-            return self.backbone.classify(rows[first])
-        mine = answered[leaving]
-        state.spend(leaving * torch.where(answered, head.macs, theirs))
+        if head is None or answered is None or not bool(answered.any()):
+            state.spend(theirs, leaving)
+            return self.backbone.classify(rows.index_select(0, first))
+        mine = answered.index_select(0, leaving)
+        state.spend(torch.where(mine, head.macs, theirs), leaving)
         logits = self.logits.new_zeros(len(mine), self.backbone.n_labels)
-        logits[mine] = head(head.pool_rows(rows, state)[leaving][mine]).to(logits.dtype)
+        logits[mine] = head(head.pool_rows(rows, state)[leaving[mine]]).to(logits.dtype)
         if not bool(mine.all()):
             logits[~mine] = self.backbone.classify(rows[first[~mine]]).to(logits.dtype)
         return logits
@@ -201,14 +212,16 @@ class Run:
         """Exits after `layer`. Returns the indices of the rows that stay, or None if all do."""
         state = self.state
         if layer == self.backbone.n_layers:
-            return self.leave(torch.ones_like(state.ids, dtype=torch.bool), rows)
+            return self.leave(torch.arange(state.n_sequences, device=rows.device), rows)
         exit_here = None if self.method.exits is None else LayerExit(self.method.exits, layer, rows, state)
-        leaving = self.ask("after", layer, rows, **(exit_here.providers if exit_here else {})).exit
-        if leaving is None or not bool(leaving.any()):
+        exit = self.ask("after", layer, rows, **(exit_here.providers if exit_here else {})).exit
+        leaving = None if exit is None else exit.nonzero().squeeze(1)
+        if leaving is None or not len(leaving):
             return None
         return self.leave(leaving, rows, None if exit_here is None else exit_here.answers(leaving))
 
     def output(self) -> Output:
+        self._write_trace()
         if self.answers_tokens:
             assert self.shelf is not None
             self.trace.decider_macs += self.trace.lengths * self.backbone.head_macs
@@ -216,6 +229,16 @@ class Run:
             self.logits.view(-1, self.backbone.n_labels)[self.all_rows] = answers.to(self.logits.dtype)
         hidden = None if self.shelf is None else self.shelf.view(len(self.trace.lengths), -1, self.backbone.d)
         return Output(self.logits, self.trace, hidden)
+
+    def _write_trace(self) -> None:
+        if not self.booked:
+            return
+        sizes = [len(entry.ids) for entry in self.booked]
+        ids = torch.cat([entry.ids for entry in self.booked])
+        layers = torch.tensor([entry.layer for entry in self.booked], device=ids.device)
+        column = layers.repeat_interleave(torch.tensor(sizes, device=ids.device)) - 1
+        for name in ("n_query", "n_key", "n_ffn"):
+            getattr(self.trace, name)[ids, column] = torch.cat([getattr(entry, name) for entry in self.booked])
 
     def _shelve(self, which: Tensor, rows: Tensor) -> None:
         """Set rows aside, as the head reads them."""
