@@ -8,7 +8,7 @@ from typing import Any
 
 from curves import LOSSES, NOT_METHODS
 from drops import SETS
-from exit_results import BATCHES, by_batch
+from exit_results import BATCHES, by_batch, of_products
 from names import HF, RESULTS, metric, title
 
 from stretto.view.tables import markdown_table
@@ -139,6 +139,7 @@ def chosen_rows(found: dict[str, Any], key: str) -> list[Row]:
                 "× full 1 / 8 / 32": by_batch(gains, "time_gain"),
                 "× HF 1 / 8 / 32": by_batch(gains, HF),
                 "tracking 1 / 8 / 32": by_batch(gains, "tracking"),
+                "products 32": of_products(gains),
             }
         )
     return rows

@@ -53,6 +53,8 @@ class Set:
     """Tokens per input, if fewer than the encoder takes."""
     bf16: bool = False
     """Train under bfloat16 autocast; everything is measured in float32."""
+    attention_dropout: float | None = None
+    """Of all training but the full model's; None: the encoder's own."""
     accumulate: int = 1
     """Parts a training batch of 32 is computed in: long texts need the memory."""
 
@@ -144,6 +146,7 @@ class Experiment:
             parts = self.spec.accumulate
             train(
                 model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed, bf16=self.spec.bf16,
+                attention_dropout=None if key == "full" else self.spec.attention_dropout,
                 per_device_train_batch_size=32 // parts, gradient_accumulation_steps=parts,
             )  # fmt: skip
         return AdaptiveModel.from_pretrained(folder)

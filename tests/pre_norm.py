@@ -98,9 +98,9 @@ class PreNormBackbone(Backbone):
     def modules(self, layer: int) -> LayerModules:
         block = self.layers[layer]
         return LayerModules(
-            query=block.query, key=block.key, value=block.value, attention_output=block.out,
-            attention_norm=block.attention_norm, ffn_in=block.ffn_in, activation=torch.relu, ffn_out=block.ffn_out,
-            ffn_norm=block.ffn_norm, relative=block.relative,
+            query=block.query, key=block.key, value=block.value, attention_dropout=nn.Dropout(0.0),
+            attention_output=block.out, attention_norm=block.attention_norm, ffn_in=block.ffn_in,
+            activation=torch.relu, ffn_out=block.ffn_out, ffn_norm=block.ffn_norm, relative=block.relative,
         )  # fmt: skip
 
     def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:

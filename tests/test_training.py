@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import TAGS, tiny_model, tiny_questions, tiny_reviews, tiny_tagging
+from tiny import ARCHITECTURES, TAGS, tiny_backbone, tiny_model, tiny_questions, tiny_reviews, tiny_tagging
+from torch import nn
 
 from stretto import AdaptiveModel, OperatingPoint, StrettoError, sweep, train
 from stretto.data import Dataset
@@ -21,6 +22,7 @@ from stretto.methods import METHODS
 from stretto.processes import is_main_process
 from stretto.tasks import Span, Tokens
 from stretto.training import StageTrainer
+from stretto.training.run import dropout_in_attention
 
 QUICK: dict[str, Any] = {"progress": False, "per_device_train_batch_size": 16}
 
@@ -181,6 +183,8 @@ def test_another_plan_does_not_continue_an_unfinished_run(tmp_path: Path, monkey
     shorter.max_length = 8
     with pytest.raises(StrettoError, match="same plan"):
         train(shorter, data, data, tmp_path / "out", **QUICK)
+    with pytest.raises(StrettoError, match="same plan"):
+        train(learner(), data, data, tmp_path / "out", attention_dropout=0.3, **QUICK)
 
 
 def test_attention_is_unfused_while_training_and_as_before_afterwards(
@@ -197,6 +201,43 @@ def test_attention_is_unfused_while_training_and_as_before_afterwards(
     train(model, tiny_reviews(32), tiny_reviews(16, seed=1), tmp_path / "out", **QUICK)
     assert seen == {"eager"}
     assert model.encoder.config._attn_implementation == before == "sdpa"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_attention_dropout_is_that_of_attention_and_no_other(architecture: str) -> None:
+    backbone = tiny_backbone(architecture)
+    backbone.model.train()
+    for module in backbone.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    hidden, positions = torch.randn(2, 6, backbone.d), torch.arange(6).expand(2, 6)
+
+    def twice() -> list[torch.Tensor]:
+        return [backbone.attend(0, hidden, torch.zeros(2, 1, 1, 6), positions) for _ in range(2)]
+
+    with dropout_in_attention(backbone, 0.5):
+        first, second = twice()
+        assert not torch.equal(first, second)
+        with dropout_in_attention(backbone, None):
+            first, second = twice()
+            assert not torch.equal(first, second)
+        with dropout_in_attention(backbone, 0.0):
+            torch.testing.assert_close(*twice(), atol=0, rtol=0)
+    torch.testing.assert_close(*twice(), atol=0, rtol=0)
+
+
+def test_attention_dropout_holds_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = learner("length_adaptive"), set()
+    module, compute_loss = model.backbone.modules(1).attention_dropout, StageTrainer.compute_loss
+
+    def watched(trainer: StageTrainer, *args: Any, **named: Any) -> Any:
+        seen.add(module.p)
+        return compute_loss(trainer, *args, **named)
+
+    monkeypatch.setattr(StageTrainer, "compute_loss", watched)
+    train(model, tiny_reviews(32), tiny_reviews(16, seed=1), tmp_path / "out", attention_dropout=0.25, **QUICK)
+    assert seen == {0.25}
+    assert module.p == model.encoder.config.attention_probs_dropout_prob != 0.25
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(-1, [0, 0.5, 1, 1.5, 2, 2.5]), (3, [0, 1, 2])])
@@ -251,6 +292,8 @@ def test_bad_arguments_and_data(tmp_path: Path) -> None:
     data = tiny_reviews(16)
     with pytest.raises(StrettoError, match="TrainingArguments, got bach_size"):
         train(learner(), data, data, tmp_path / "out", bach_size=3)
+    with pytest.raises(StrettoError, match=r"attention_dropout from 0 to below 1, got 1\.5"):
+        train(learner(), data, data, tmp_path / "out", attention_dropout=1.5)
     with pytest.raises(StrettoError, match="labelled"):
         train(learner(), Dataset(data.texts, None, None, data.where), data, tmp_path / "out")
     taken = tmp_path / "taken"
@@ -286,7 +329,8 @@ def test_tensorboard_through_report_to(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
-from tiny import TAGS, tiny_model, tiny_questions, tiny_reviews, tiny_tagging
+from tiny import ARCHITECTURES, TAGS, tiny_backbone, tiny_model, tiny_questions, tiny_reviews, tiny_tagging
+from torch import nn
 from stretto import train
 import torch
 torch.set_num_threads(1)

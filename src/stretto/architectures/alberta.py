@@ -79,7 +79,7 @@ class AlbertaLayer(nn.Module):
     def __init__(self, config: AlbertaConfig) -> None:
         super().__init__()
         d, heads = config.hidden_size, config.num_attention_heads
-        self.heads, self.attention_dropout = heads, config.attention_probs_dropout_prob
+        self.heads, self.attention_dropout = heads, nn.Dropout(config.attention_probs_dropout_prob)
         self.attention_norm = nn.LayerNorm(d, eps=config.layer_norm_eps)
         self.query, self.key, self.value = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
         self.relative = nn.Embedding(2 * config.max_relative_distance + 1, d // heads) if config.use_relative else None
@@ -104,7 +104,7 @@ class AlbertaLayer(nn.Module):
             assert distance is not None
             scores = relative_scores(query, key, self.relative.weight, distance)
             bias = bias + scores / query.shape[-1] ** 0.5
-        dropout = self.attention_dropout if self.training else 0.0
+        dropout = self.attention_dropout.p if self.training else 0.0
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
         return self.dropout(self.attention_output(context.transpose(1, 2).flatten(2)))
 

@@ -26,6 +26,7 @@ class Albert(Backbone):
             query=block.attention.query,
             key=block.attention.key,
             value=block.attention.value,
+            attention_dropout=block.attention.attention_dropout,
             attention_output=block.attention.dense,
             attention_norm=block.attention.LayerNorm,
             ffn_in=block.ffn,

@@ -24,6 +24,7 @@ class Alberta(Backbone):
             query=block.query,
             key=block.key,
             value=block.value,
+            attention_dropout=block.attention_dropout,
             attention_output=block.attention_output,
             attention_norm=block.attention_norm,
             ffn_in=block.ffn_in,

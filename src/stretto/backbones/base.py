@@ -34,6 +34,7 @@ class LayerModules:
     query: nn.Linear
     key: nn.Linear
     value: nn.Linear
+    attention_dropout: nn.Dropout
     attention_output: nn.Linear
     attention_norm: nn.LayerNorm
     ffn_in: nn.Linear

@@ -19,6 +19,7 @@ class Bert(Backbone):
             query=attention.self.query,
             key=attention.self.key,
             value=attention.self.value,
+            attention_dropout=attention.self.dropout,
             attention_output=attention.output.dense,
             attention_norm=attention.output.LayerNorm,
             ffn_in=block.intermediate.dense,

@@ -22,6 +22,7 @@ class DistilBert(Backbone):
             query=block.attention.q_lin,
             key=block.attention.k_lin,
             value=block.attention.v_lin,
+            attention_dropout=block.attention.dropout,
             attention_output=block.attention.out_lin,
             attention_norm=block.sa_layer_norm,
             ffn_in=block.ffn.lin1,

@@ -20,6 +20,7 @@ class MPNet(Roberta):
             query=attention.attn.q,
             key=attention.attn.k,
             value=attention.attn.v,
+            attention_dropout=attention.attn.dropout,
             attention_output=attention.attn.o,
             attention_norm=attention.LayerNorm,
             ffn_in=block.intermediate.dense,

@@ -67,6 +67,7 @@ class Plan:
             "stages": [dataclasses.asdict(stage) for stage in self.stages],
             "arguments": self.arguments,
             "encoder": self.model.encoder.config.to_dict(),
+            "attention_dropout": self.model.backbone.modules(0).attention_dropout.p,
             "max_length": self.model.max_length,
             "examples": self.sizes,
             "digests": self.digests,

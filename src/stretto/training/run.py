@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from stretto.backbones import Backbone
 from stretto.data import Dataset, load
 from stretto.encoding import Encoded, EncodedDataset, collate
 from stretto.errors import StrettoError
@@ -45,13 +46,28 @@ def train(
     output: str | Path,
     *,
     skip: Sequence[str] = (),
+    attention_dropout: float | None = None,
     progress: bool = True,
     **arguments: Any,
 ) -> AdaptiveModel:
     """Train `model` through its method's stages, measure its operating points on `dev_data`, save it to `output`.
 
-    `skip` names stages to leave out: 'backbone' if the encoder has already learned the task. `arguments` are
-    `TrainingArguments` by their Hugging Face names and hold for every stage."""
+    `skip` names stages to leave out: 'backbone' if the encoder has already learned the task. `attention_dropout` takes
+    the place of the encoder's own while it is trained; on a CPU most of a step on long texts goes there, and 0 saves
+    it. `arguments` are `TrainingArguments` by their Hugging Face names and hold for every stage."""
+    with dropout_in_attention(model.backbone, attention_dropout):
+        return train_stages(model, train_data, dev_data, Path(output), skip, progress, arguments)
+
+
+def train_stages(
+    model: AdaptiveModel,
+    train_data: Dataset,
+    dev_data: Dataset,
+    output: Path,
+    skip: Sequence[str],
+    progress: bool,
+    arguments: dict[str, Any],
+) -> AdaptiveModel:
     stages = model.method.stages()
     unknown = sorted(set(skip) - {stage.name for stage in stages})
     if unknown:
@@ -60,7 +76,6 @@ def train(
             f"got {', '.join(unknown)}. Name one of its stages."
         )
     stages = [stage for stage in stages if stage.name not in skip]
-    output = Path(output)  # "out/" and "out" are one
     check_place(output)
     unlabelled = {
         stage.name: load(stage.unlabelled, task=model.task.name, labelled=False).texts
@@ -110,6 +125,22 @@ def logs_in(folder: Path) -> Iterator[None]:
             del os.environ[LOGS]
         else:
             os.environ[LOGS] = before
+
+
+@contextmanager
+def dropout_in_attention(backbone: Backbone, probability: float | None) -> Iterator[None]:
+    """Inside, attention weights are dropped with this probability (None: as they were)."""
+    if probability is not None and not 0 <= probability < 1:
+        raise StrettoError(f"Expected an attention_dropout from 0 to below 1, got {probability}. Try 0 or 0.1.")
+    modules = [backbone.modules(layer).attention_dropout for layer in range(backbone.n_layers)]
+    before = [module.p for module in modules]
+    try:
+        for module in modules:
+            module.p = module.p if probability is None else probability
+        yield
+    finally:
+        for module, p in zip(modules, before, strict=True):
+            module.p = p
 
 
 @contextmanager
