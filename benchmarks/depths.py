@@ -43,7 +43,7 @@ WORDS: dict[str, dict[str, Any]] = {
 #: Long texts: one, and a table of fewer texts (each is read seven times).
 LONG = {row: {**settings, "depth_epochs": 1} for row, settings in WORDS.items()}
 LONG["depth_reconstruction"]["table_texts"] = 500
-#: The head must learn to read the first token of lower layers, where a sentence encoder writes little: faster, more often.
+#: The head must learn to read the first token of lower layers, where a sentence encoder writes little.
 GATES: dict[str, dict[str, Any]] = {"alberta": {"gate_epochs": 3, "gate_learning_rate": 6e-5, "exit_share": 0.8}}
 #: Larger sets are measured at fewer dials.
 DIALS = {
