@@ -40,8 +40,8 @@ WORDS: dict[str, dict[str, Any]] = {
     "token_halting": {"anytime_epochs": 1, "depth_epochs": 2},
     "depth_reconstruction": {"reconstruction_epochs": 1, "depth_epochs": 2},
 }
-#: Long texts: fewer steps, so larger ones; depths by mutual information are set shallower; a table of fewer texts (each is
-#: read seven times).
+#: Long texts are few: larger steps. Depths by mutual information are set shallower, the table of reconstruction is made
+#: from fewer texts (each is read seven times).
 LONG: dict[str, dict[str, Any]] = {
     "depth_mi": {"depth_epochs": 3, "depth_learning_rate": 1e-4, "least_information": 1e-18},
     "token_halting": {"anytime_epochs": 1, "depth_epochs": 1},
