@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import random
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,12 +170,12 @@ class Experiment:
             with_products = size == max(self.batch_sizes)
             contenders = list(self.contenders(full, jobs, texts, size, with_products))
             results = {result.contender.name: result for result in interleaved(contenders, rounds, random.Random(size))}
-            plain = results["huggingface"].median / results["full"].median
+            plain = ratio(results["huggingface"], results["full"])
             found.setdefault("full", {})[str(size)] = {"time_gain_vs_huggingface": plain}
             for job in jobs:
                 flops, time = gains(results["full"], results[job.name])
-                row = {"flops_gain": flops, "time_gain": time, "time_gain_vs_huggingface": plain * time}
-                row["tracking"] = time / flops
+                row = {"flops_gain": flops, "time_gain": time, "tracking": time / flops}
+                row["time_gain_vs_huggingface"] = ratio(results["huggingface"], results[job.name])
                 if with_products:
                     flops, time = gains(results[products_of("full")], results[products_of(job.name)])
                     row["tracking_of_products"] = time / flops
@@ -211,7 +212,12 @@ def products_of(name: str) -> str:
 
 def gains(slow: Result, fast: Result) -> tuple[float, float]:
     """How many times less a contender computes, and how many times faster it is."""
-    return slow.contender.flops / fast.contender.flops, slow.median / fast.median
+    return slow.contender.flops / fast.contender.flops, ratio(slow, fast)
+
+
+def ratio(slow: Result, fast: Result) -> float:
+    """The median over the rounds: in one round both meet the same machine."""
+    return statistics.median(a / b for a, b in zip(slow.times, fast.times, strict=True))
 
 
 def main(experiment: type[Experiment], sets: Mapping[str, Set], description: str | None) -> None:
