@@ -24,13 +24,13 @@ Runs = list[dict[str, Any]]
 
 
 def load_depths() -> list[Runs]:
-    """By set, in the order of the script."""
+    """By set, in the order of the script; seeds ascend."""
     found: dict[str, Runs] = defaultdict(list)
     for path in sorted(RESULTS.glob("depths-*.json")):
         rows = json.loads(path.read_text(encoding="utf-8"))
         if "full" in rows:
             found[rows["about"]["set"]].append(rows)
-    return [found[name] for name in SETS if name in found]
+    return [sorted(found[name], key=lambda run: run["about"]["seed"]) for name in SETS if name in found]
 
 
 def mean(values: list[float], digits: int = 2) -> str:
@@ -102,7 +102,7 @@ def depth_tables() -> str:
             markdown_table(rows) if rows else "No method has been measured yet.",
             markdown_table(chosen) if (chosen := chosen_rows(runs)) else "",
             first_layers_table(runs),
-            f"Again: `{about['command']}`.",
+            f"Again: `{about['command']}`" + (", and so on with `--seed`." if len(runs) > 1 else "."),
         ]
     return "\n\n".join(part for part in parts if part) or "Not measured yet."
 

@@ -10,17 +10,19 @@ the first stopped. Trained models go to --runs.
 
 Fine-tuning is shared by all rows of a set. `curves.py` says how dials are chosen; besides, each row is measured at the
 dials of `REPORTED`, where the papers measure. The rows `depth_mi-<n>` and `full-<n>` are those of the encoder's first n
-layers, fine-tuned by themselves.
+layers, fine-tuned by themselves, with the first seed only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from curves import Curves, CurveSet
-from experiment import Timed, main
+from experiment import DEFAULT_SEED, Timed, main
 from transformers import AutoModel, AutoTokenizer
 
 from stretto import AdaptiveModel, sweep
@@ -81,6 +83,11 @@ SETS = {
 class Depths(Curves):
     kind = "depths"
     batch_sizes = (1, 8, 15, 32)  # 15 is the largest of the paper
+
+    def __init__(self, data: Path, encoder: str, name: str, spec: CurveSet, runs: Path, seed: int) -> None:
+        if seed != DEFAULT_SEED:  # the first layers alone are measured once
+            spec = replace(spec, rows={key: settings for key, settings in spec.rows.items() if "-" not in key})
+        super().__init__(data, encoder, name, spec, runs, seed)
 
     def open(self, key: str) -> AdaptiveModel:
         method, _, layers = key.partition("-")

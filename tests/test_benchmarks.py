@@ -120,6 +120,8 @@ def test_a_second_start_trains_nothing_again(
     again.clock(sequences=4, rounds=1)
     assert set(again.rows["clock"]["methods"]) == {"full", "depth_mi"}  # other encoders are not compared
     assert set(again.rows["clock"]["methods"]["depth_mi"]) >= {"dial 1"}
+    other_seed = depths.Depths(*given, "made", spec, given[0] / "runs", 43)
+    assert set(other_seed.spec.rows) == {"depth_mi"}  # the first layers alone are measured once
 
 
 def test_a_loss_is_counted_from_the_better_of_full_model_and_dial_off(scripts: dict[str, ModuleType]) -> None:
