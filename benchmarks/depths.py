@@ -42,13 +42,9 @@ WORDS: dict[str, dict[str, Any]] = {
     "token_halting": {"anytime_epochs": 1, "depth_epochs": 2},
     "depth_reconstruction": {"reconstruction_epochs": 1, "depth_epochs": 2},
 }
-#: Long texts are few: larger steps. Depths by mutual information are set shallower, the table of reconstruction is made
-#: from fewer texts (each is read seven times).
-LONG: dict[str, dict[str, Any]] = {
-    "depth_mi": {"depth_epochs": 3, "depth_learning_rate": 1e-4, "least_information": 1e-18},
-    "token_halting": {"anytime_epochs": 1, "depth_epochs": 1},
-    "depth_reconstruction": {"reconstruction_epochs": 1, "depth_epochs": 1, "table_texts": 500},
-}
+#: Long texts: one, and a table of fewer texts (each is read seven times).
+LONG = {row: {**settings, "depth_epochs": 1} for row, settings in WORDS.items()}
+LONG["depth_reconstruction"]["table_texts"] = 500
 #: The head must learn to read the first token of lower layers, where a sentence encoder writes little.
 GATES: dict[str, dict[str, Any]] = {"alberta": {"gate_epochs": 3, "gate_learning_rate": 6e-5, "exit_share": 0.8}}
 #: Larger sets are measured at fewer dials.
