@@ -213,7 +213,9 @@ def by_batch(gains: dict[str, dict[str, float]], name: str) -> str:
 
 def of_products(gains: dict[str, dict[str, float]]) -> str:
     """The tracking of a row's matrix products alone, in the largest batches."""
-    share = gains.get(BATCHES[-1], {}).get("tracking_of_products")
+    if not gains:
+        return ""
+    share = gains[BATCHES[-1]].get("tracking_of_products")
     return "–" if share is None else f"{share:.2f}"
 
 

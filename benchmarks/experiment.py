@@ -147,7 +147,7 @@ class Experiment:
             parts = self.spec.accumulate
             train(
                 model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed, bf16=self.spec.bf16,
-                attention_dropout=None if key == "full" else self.spec.attention_dropout,
+                attention_dropout=None if key.startswith("full") else self.spec.attention_dropout,
                 per_device_train_batch_size=32 // parts, gradient_accumulation_steps=parts,
             )  # fmt: skip
         return AdaptiveModel.from_pretrained(folder)

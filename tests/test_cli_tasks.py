@@ -61,6 +61,22 @@ def test_tagging_from_encoder_to_answers(encoder: Path, names: Path, tmp_path: P
     assert set(rows[0]) == {"tokens", "words", "tags", "scores", "entities", "depth", "cost"}
 
 
+def test_attention_dropout_comes_from_the_flag_or_the_run_file(
+    encoder: Path, names: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float | None] = []
+    monkeypatch.setattr("stretto.training.train", lambda *_, attention_dropout, **__: seen.append(attention_dropout))
+    monkeypatch.setattr("stretto.cli.train.show_result", lambda *_: None)
+    start = ["train", names, "--task", "tokens", "--method", "full", "--model", encoder, "--output", tmp_path / "out"]
+    config = tmp_path / "run.yaml"
+    config.write_text("attention_dropout: 0.25")
+    for more in ([], ["--attention-dropout", "0"], ["--config", config]):
+        result = run(*start, *more)
+        assert result.exit_code == 0, result.stderr
+    assert seen == [None, 0.0, 0.25]
+    assert run(*start, "--attention-dropout", "2").exit_code == 2
+
+
 def test_questions_from_encoder_to_answers(encoder: Path, questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     args = ["train", questions, "--task", "span", "--model", encoder, "--method", "full", "--output", out, *ONE_EPOCH]

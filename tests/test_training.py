@@ -187,6 +187,14 @@ def test_another_plan_does_not_continue_an_unfinished_run(tmp_path: Path, monkey
         train(learner(), data, data, tmp_path / "out", attention_dropout=0.3, **QUICK)
 
 
+def test_the_same_plan_in_other_words_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny_reviews(48)
+    monkeypatch.setattr("stretto.training.run.run_stage", lambda *_: (_ for _ in ()).throw(Killed))
+    for nothing in (0, 0.0):
+        with pytest.raises(Killed):
+            train(learner(), data, data, tmp_path / "out", attention_dropout=nothing, **QUICK)
+
+
 def test_attention_is_unfused_while_training_and_as_before_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +215,12 @@ def test_attention_is_unfused_while_training_and_as_before_afterwards(
 def test_attention_dropout_is_that_of_attention_and_no_other(architecture: str) -> None:
     backbone = tiny_backbone(architecture)
     backbone.model.train()
+    names = {module: name for name, module in backbone.model.named_modules()}
+    known = {
+        "albert": "attention.attention_dropout", "alberta": "attention_dropout", "distilbert": "attention.dropout",
+        "mpnet": "attention.attn.dropout",
+    }  # fmt: skip
+    assert names[backbone.modules(0).attention_dropout].endswith(known.get(architecture, "attention.self.dropout"))
     for module in backbone.model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -329,8 +343,7 @@ def test_tensorboard_through_report_to(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
-from tiny import ARCHITECTURES, TAGS, tiny_backbone, tiny_model, tiny_questions, tiny_reviews, tiny_tagging
-from torch import nn
+from tiny import tiny_model, tiny_reviews
 from stretto import train
 import torch
 torch.set_num_threads(1)

@@ -104,7 +104,8 @@ def train(
     stride: Annotated[int | None, Option(min=0, help="Tokens that windows of a context share (task span).")] = None,
     skip: Annotated[str | None, Option(help="Stages to leave out: 'backbone' if MODEL knows the task.")] = None,
     attention_dropout: Annotated[
-        float | None, Option(help="Dropout of attention while training; 0 is much faster on a CPU and long texts.")
+        float | None,
+        Option(min=0, max=1, help="Dropout of attention in training; without it the encoder's. 0 saves time on a CPU."),
     ] = None,
     dtype: Annotated[str | None, Option(help="float32 (without it) or int8: what is measured.")] = None,
     config: Annotated[Path | None, Option(help="A YAML file with the same names; flags win over it.")] = None,

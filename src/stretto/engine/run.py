@@ -189,7 +189,8 @@ class Run:
             self.logits = self.logits.index_copy(0, ids, logits.to(self.logits.dtype))
         self.trace.decider_macs.index_add_(0, ids, self.state.spent.index_select(0, leaving))
         if self.shelf is not None:
-            self._shelve(torch.isin(self.state.sequence, leaving), rows)
+            gone = torch.zeros_like(self.state.ids, dtype=torch.bool).index_fill_(0, leaving, True)
+            self._shelve(gone.index_select(0, self.state.sequence), rows)
         return self.state.forget_sequences(leaving)
 
     def _final_answers(self, leaving: Tensor, rows: Tensor) -> Tensor:
@@ -197,10 +198,10 @@ class Run:
         state, head, theirs = self.state, self.method.own_head(), self.backbone.head_macs
         first = state.starts.index_select(0, leaving)
         answered = None if head is None else head.answers(state)  # [B]
-        if head is None or answered is None or not bool(answered.any()):
+        mine = None if answered is None else answered.index_select(0, leaving)
+        if head is None or mine is None or not bool(mine.any()):
             state.spend(theirs, leaving)
             return self.backbone.classify(rows.index_select(0, first))
-        mine = answered.index_select(0, leaving)
         state.spend(torch.where(mine, head.macs, theirs), leaving)
         logits = self.logits.new_zeros(len(mine), self.backbone.n_labels)
         logits[mine] = head(head.pool_rows(rows, state)[leaving[mine]]).to(logits.dtype)

@@ -57,7 +57,7 @@ class ALBERTaConfig(FinetuningConfig):
     static_layers: int = 0
     """k: layers that always run, without a gate; 0 means a third of them."""
     depth_penalty: float = 0.02
-    """μ: what a fully open gate must be worth in loss; 0 as published."""
+    """μ: what a fully open gate costs in loss, also of texts that leave before its layer; 0 as published."""
     exit_share: float = 0.5
     """Part of the training texts that leave after a layer drawn at random, anew in every step; 0 as published."""
     predictor_size: int = 64

@@ -53,8 +53,8 @@ def train(
     """Train `model` through its method's stages, measure its operating points on `dev_data`, save it to `output`.
 
     `skip` names stages to leave out: 'backbone' if the encoder has already learned the task. `attention_dropout` takes
-    the place of the encoder's own while it is trained; on a CPU most of a step on long texts goes there, and 0 saves
-    it. `arguments` are `TrainingArguments` by their Hugging Face names and hold for every stage."""
+    the place of the encoder's own while it is trained; on a CPU a part of every step on long texts goes there, and 0
+    saves it. `arguments` are `TrainingArguments` by their Hugging Face names and hold for every stage."""
     with dropout_in_attention(model.backbone, attention_dropout):
         return train_stages(model, train_data, dev_data, Path(output), skip, progress, arguments)
 
@@ -136,7 +136,7 @@ def dropout_in_attention(backbone: Backbone, probability: float | None) -> Itera
     before = [module.p for module in modules]
     try:
         for module in modules:
-            module.p = module.p if probability is None else probability
+            module.p = module.p if probability is None else float(probability)
         yield
     finally:
         for module, p in zip(modules, before, strict=True):
