@@ -1,13 +1,16 @@
-"""What torch really executed, for comparison with the cost ledger."""
+"""What torch really executed, for comparison with the cost ledger; and how much it pads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from stretto.engine.groups import groups
 from stretto.engine.packed import PackedEngine
 from stretto.methods import Method
 from stretto.state import Inputs, Output
@@ -37,3 +40,14 @@ def executed_flops(engine: PackedEngine, inputs: Inputs, method: Method, dial: f
     ):
         output = engine.run(inputs, method, dial)
     return counter.get_total_flops(), output
+
+
+@contextmanager
+def padding_up_to(share: float) -> Iterator[None]:
+    """Inside, attention may pad its groups as long as that adds this share to the products of a layer."""
+    with mock.patch("stretto.engine.groups.MOST_PADDING", share):
+        groups.cache_clear()
+        try:
+            yield
+        finally:
+            groups.cache_clear()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from executed import padding_up_to
 from scripted import by_sequence, ragged_state
 from torch.testing import assert_close
 
 from stretto.engine import attention
-from stretto.engine.attention import PackedAttention, groups, softmax, weighted_sums
+from stretto.engine import groups as grouping
+from stretto.engine.attention import PackedAttention, softmax, weighted_sums
+from stretto.engine.groups import Block, groups, together
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -30,19 +37,66 @@ def test_softmax_of_short_rows_survives_large_scores() -> None:
 
 def test_a_group_holds_neighbours_of_one_size_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = 2
-    monkeypatch.setattr(attention, "MOST_SCORES", 2 * heads * 4 * 4)  # two sequences of four tokens
-    found = list(groups([4, 4, 4, 0, 5], [4, 4, 4, 6, 5], heads))
-    assert [(g.first, g.count, g.query_start, g.key_start) for g in found] == [
+    monkeypatch.setattr(grouping, "MOST_SCORES", 2 * heads * 4 * 4)  # two sequences of four tokens
+    found = groups((4, 4, 4, 0, 5), (4, 4, 4, 6, 5), heads, 8, 16, CPU)
+    assert [(g.first, g.count, g.queries.start, g.keys.start) for g in found] == [
         (0, 2, 0, 0), (2, 1, 8, 8), (4, 1, 12, 18),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("n_rows", [[2, 2, 0], [1, 3, 2]])  # the first two sequences are alike: together, or one by one
-def test_sums_of_some_rows_are_those_of_all(n_rows: list[int]) -> None:
-    sizes, heads, d = [4, 4, 3], 2, 8
-    q, k, v = torch.randn(3, sum(sizes), d)
-    everything, some = torch.zeros(sum(sizes), d), torch.zeros(sum(n_rows), d)
-    packed = PackedAttention(q, k, v, sizes, sizes, heads)
+def test_neighbours_are_padded_as_long_as_it_adds_little() -> None:
+    """d = 64, ffn = 256: a sequence of n tokens may add (2 · 64 n + 256 n) / 128 = 3 n pairs."""
+    sizes = [8, 9, 10, 10, 12]
+    # the first four add 400 - 345 = 55 pairs of 111 allowed; with the last they would add 720 - 489 = 231 of 147
+    assert list(together(sizes, sizes, 2, 64, 256)) == [(0, 4), (4, 5)]
+    long = [grouping.SHORT + 1, grouping.SHORT + 2]  # the fused kernel takes them one by one
+    assert list(together(long, long, 2, 64, 10**6)) == [(0, 1), (1, 2)]
+
+
+def test_a_block_spreads_its_rows_and_packs_them_again() -> None:
+    block, packed = Block(2, (1, 3, 0, 2), CPU), torch.arange(20.0).view(10, 2)
+    spread = block.spread(packed)
+    assert spread.shape == (4, 3, 2) and block.place == slice(2, 8)
+    assert spread[1].tolist() == packed[3:6].tolist() and spread[3, :2].tolist() == packed[6:8].tolist()
+    assert block.pack(spread).tolist() == packed[2:8].tolist()
+    assert block.cells(torch.tensor([2, 4, 7])).tolist() == [0, 4, 10]
+    assert block.present.sum(dim=1).tolist() == [1, 3, 0, 2]
+
+
+@pytest.fixture(params=[0.0, 1e6], ids=["alone", "padded"])
+def padding(request: pytest.FixtureRequest) -> Iterator[float]:
+    """What padding may add: nothing, so that only equal sizes are computed together, or anything."""
+    with padding_up_to(request.param):
+        yield request.param
+
+
+def random_attention(n_query: list[int], n_key: list[int], heads: int = 2, d: int = 8) -> PackedAttention:
+    k, v = torch.randn(2, sum(n_key), d)
+    return PackedAttention(torch.randn(sum(n_query), d), k, v, n_query, n_key, heads, 4 * d)
+
+
+@pytest.mark.parametrize("n_query", [[4, 3, 5], [2, 0, 5], [0, 1, 1]])
+def test_a_sequence_sees_its_own_rows_only(n_query: list[int], padding: float) -> None:
+    n_key = [4, 3, 5]
+    packed = random_attention(n_query, n_key)
+    assert len(packed.groups) == (1 if padding else sum(map(bool, n_query)))
+    found, received = torch.zeros(sum(n_query), 8), packed.received()
+    packed.context(found)
+    query_start = key_start = 0
+    for queries, keys in zip(n_query, n_key, strict=True):
+        q = packed.q[query_start : query_start + queries].view(-1, 2, 4)
+        k, v = (x[key_start : key_start + keys].view(-1, 2, 4) for x in (packed.k, packed.v))
+        p = (torch.einsum("qhc,khc->hqk", q, k) / 2).softmax(dim=2)
+        expected = torch.einsum("hqk,khc->qhc", p, v).reshape(queries, 8)
+        assert_close(found[query_start : query_start + queries], expected, atol=1e-6, rtol=1e-5)
+        assert_close(received[key_start : key_start + keys], p.sum(dim=(0, 1)), atol=1e-6, rtol=1e-5)
+        query_start, key_start = query_start + queries, key_start + keys
+
+
+@pytest.mark.parametrize("n_rows", [[2, 2, 0], [1, 3, 2]])
+def test_sums_of_some_rows_are_those_of_all(n_rows: list[int], padding: float) -> None:
+    sizes = [4, 4, 3]
+    packed, everything, some = random_attention(sizes, sizes), torch.zeros(11, 8), torch.zeros(sum(n_rows), 8)
     packed.context(everything)
     starts = [0, 4, 8]
     rows = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, n_rows, strict=True)])

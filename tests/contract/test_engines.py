@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from executed import executed_flops
+from executed import executed_flops, padding_up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import STACKS, random_inputs, tiny_backbone, uses_types
 from torch import nn
 
+from stretto.engine.groups import MOST_PADDING
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.measure import flops
@@ -142,9 +143,17 @@ CHANCES = st.builds(
 
 @pytest.mark.parametrize("model_type", STACKS)
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(chances=CHANCES, seed=st.integers(0, 99), lengths=st.lists(st.integers(1, 14), min_size=1, max_size=5))
-def test_random_decisions(model_type: str, chances: Chances, seed: int, lengths: list[int]) -> None:
-    """reference == packed; alone == in batch; order and padding side do not matter."""
+@given(
+    chances=CHANCES, seed=st.integers(0, 99), lengths=st.lists(st.integers(1, 14), min_size=1, max_size=5),
+    padding=st.sampled_from([MOST_PADDING, 1e6]),
+)  # fmt: skip
+def test_random_decisions(model_type: str, chances: Chances, seed: int, lengths: list[int], padding: float) -> None:
+    """reference == packed; alone == in batch; order and padding do not matter, inside the engine or outside."""
+    with padding_up_to(padding):
+        check_random_decisions(model_type, chances, seed, lengths)
+
+
+def check_random_decisions(model_type: str, chances: Chances, seed: int, lengths: list[int]) -> None:
     backbone = tiny_backbone(model_type)
     packed, reference = PackedEngine(backbone), ReferenceEngine(backbone)
     names = list(range(len(lengths)))

@@ -1,13 +1,11 @@
-"""Attention over packed rows: each sequence sees its own rows only, with no mask and no padding.
+"""Attention over packed rows: each sequence sees its own rows only.
 
-Sequences stand one after another in the packed matrices. Neighbours of equal size (a `Group`) are computed in
-one call. Short sequences are plain batched matrix products: the fused kernel of `scaled_dot_product_attention` pays
-per head for what it saves in memory.
+`groups` says which sequences are computed in one call. Short ones are plain batched matrix products: the fused kernel
+of `scaled_dot_product_attention` pays per head for what it saves in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,61 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stretto.backbones import RelativeTerms
+from stretto.engine.groups import SHORT, Block, Group, groups, together
 
-#: Keys up to which batched products are faster than the fused kernel.
-SHORT = 128
-#: Most scores of one group: a larger matrix leaves the cache, and is fresh memory at every call.
-MOST_SCORES = 2**18
 #: torch's softmax over a last axis shorter than this is not vectorised.
 VECTOR = 16
-
-
-@dataclass(frozen=True)
-class Group:
-    """`count` neighbouring sequences, from the `first` on, with `n_query` query rows and `n_key` key rows each."""
-
-    first: int
-    count: int
-    n_query: int
-    n_key: int
-    query_start: int
-    key_start: int
-
-    def queries(self, packed: Tensor, heads: int) -> Tensor:
-        """[N_query, d] -> [count, heads, n_query, d / heads] (a view)."""
-        return self._split(packed, self.query_start, self.n_query, heads)
-
-    def keys(self, packed: Tensor, heads: int) -> Tensor:
-        """[N_key, d] -> [count, heads, n_key, d / heads] (a view)."""
-        return self._split(packed, self.key_start, self.n_key, heads)
-
-    def positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
-        """[N_query], [N_key] -> [count, n_query], [count, n_key] (views)."""
-        q = q_position[self.query_start : self.query_start + self.count * self.n_query]
-        k = k_position[self.key_start : self.key_start + self.count * self.n_key]
-        return q.view(self.count, -1), k.view(self.count, -1)
-
-    def _split(self, packed: Tensor, start: int, length: int, heads: int) -> Tensor:
-        rows = packed[start : start + self.count * length]
-        return rows.view(self.count, length, heads, -1).transpose(1, 2)
-
-
-def groups(n_query: list[int], n_key: list[int], heads: int) -> Iterator[Group]:
-    """Runs of neighbouring sequences of equal size, as many as fit. A sequence without queries is passed over."""
-    query_start = key_start = first = 0
-    sizes = list(zip(n_query, n_key, strict=True))
-    while first < len(sizes):
-        queries, keys = sizes[first]
-        end = min(len(sizes), first + max(1, MOST_SCORES // max(1, heads * queries * keys)))
-        last = first
-        while last < end and sizes[last] == sizes[first]:
-            last += 1
-        count = last - first
-        if queries:
-            yield Group(first, count, queries, keys, query_start, key_start)
-        query_start += count * queries
-        key_start += count * keys
-        first = last
 
 
 def relative_scores(terms: RelativeTerms, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor) -> Tensor:
@@ -95,8 +42,9 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 def probabilities(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    """[b, heads, n_query, head_dim], [b, heads, n_key, head_dim] -> [b, heads, n_query, n_key]."""
-    added = q.new_zeros(1) if bias is None else bias.flatten(0, 1)
+    """[b, heads, n_query, head_dim], [b, heads, n_key, head_dim] -> [b, heads, n_query, n_key]; `bias` may be smaller
+    where it is the same for all heads or queries."""
+    added = q.new_zeros(1) if bias is None else bias.expand(-1, q.shape[1], -1, -1).flatten(0, 1)
     scores = torch.baddbmm(
         added, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2),
         beta=0 if bias is None else 1, alpha=q.shape[-1] ** -0.5,
@@ -121,64 +69,74 @@ class PackedAttention:
     n_query: list[int]
     n_key: list[int]
     heads: int
+    ffn_size: int
     bias_table: Tensor | None = None  # [heads, T, T] by relative position
     q_position: Tensor | None = None
     k_position: Tensor | None = None
     relative: RelativeTerms | None = None
 
+    @property
+    def groups(self) -> list[Group]:
+        sizes = tuple(self.n_query), tuple(self.n_key)
+        return groups(*sizes, self.heads, self.q.shape[1], self.ffn_size, self.q.device)
+
     @cached_property
     def probabilities(self) -> list[tuple[Group, Tensor]]:
         """Per group [count, heads, n_query, n_key], for methods that need to see where attention goes."""
         found = []
-        for group in groups(self.n_query, self.n_key, self.heads):
-            q, k = group.queries(self.q, self.heads), group.keys(self.k, self.heads)
-            found.append((group, probabilities(q, k, self._bias(group))))
+        for group in self.groups:
+            q, k = self._by_head(self.q, group.queries), self._by_head(self.k, group.keys)
+            found.append((group, probabilities(q, k, self._bias(group, q, k))))
         return found
 
     def received(self) -> Tensor:
         """[N_key]: attention paid to each key row, summed over heads and query rows."""
         total = self.k.new_zeros(sum(self.n_key))
         for group, p in self.probabilities:
-            total[group.key_start : group.key_start + group.count * group.n_key] = p.sum(dim=(1, 2)).flatten()
+            by_query = p.sum(dim=1)  # [count, n_query, n_key]
+            if not group.queries.is_even:
+                by_query = by_query * group.queries.present.unsqueeze(2)
+            total[group.keys.place] = group.keys.pack(by_query.sum(dim=1))
         return total
 
     def context(self, out: Tensor) -> None:
         """Write the weighted sums of all query rows to the first rows of `out` ([≥ N_query, d])."""
-        for group in groups(self.n_query, self.n_key, self.heads):
-            q, k, v = group.queries(self.q, self.heads), group.keys(self.k, self.heads), group.keys(self.v, self.heads)
-            summed = weighted_sums(q, k, v, self._bias(group))
-            rows = group.count * group.n_query
-            out[group.query_start : group.query_start + rows] = summed.transpose(1, 2).reshape(rows, -1)
+        for group in self.groups:
+            q, k = self._by_head(self.q, group.queries), self._by_head(self.k, group.keys)
+            summed = weighted_sums(q, k, self._by_head(self.v, group.keys), self._bias(group, q, k))
+            out[group.queries.place] = group.queries.pack(summed.transpose(1, 2).flatten(2))
 
     def context_of(self, rows: Tensor, n_rows: list[int], out: Tensor) -> None:
         """Weighted sums of some query rows alone, to the first rows of `out`.
 
         `rows` are ascending indices of query rows; each sequence has `n_rows` of them."""
-        end = 0
+        start = 0
         for group, p in self.probabilities:
-            v = group.keys(self.v, self.heads)
+            v, by_query = self._by_head(self.v, group.keys), p.transpose(1, 2).flatten(0, 1)  # [cells, heads, n_key]
             wanted = n_rows[group.first : group.first + group.count]
-            step = group.count if len(set(wanted)) == 1 else 1  # sequences taken together
-            for index in range(0, group.count, step):
-                count = wanted[index]
-                start, end = end, end + step * count
-                offset = group.query_start + index * group.n_query
-                queries = p[index : index + step].transpose(1, 2).flatten(0, 1)  # [step * n_query, heads, n_key]
-                chosen = queries.index_select(0, rows[start:end] - offset).unflatten(0, (step, count))
-                summed = chosen.transpose(1, 2) @ v[index : index + step]  # [step, heads, count, d / heads]
-                out[start:end] = summed.transpose(1, 2).reshape(step * count, out.shape[1])
+            for first, end in together(wanted, group.keys.sizes, self.heads, self.q.shape[1], self.ffn_size):
+                part = Block(start, tuple(wanted[first:end]), rows.device)
+                start = part.place.stop
+                if part.most:
+                    cells = group.queries.cells(part.spread(rows).flatten())
+                    chosen = by_query.index_select(0, cells).unflatten(0, (end - first, -1))
+                    summed = chosen.transpose(1, 2) @ v[first:end]  # [end - first, heads, most, d / heads]
+                    out[part.place] = part.pack(summed.transpose(1, 2).flatten(2))
 
-    def _bias(self, group: Group) -> Tensor | None:
-        """[count, heads, n_query, n_key] to be added to the scaled scores, or None."""
-        if self.bias_table is None and self.relative is None:
-            return None
-        assert self.q_position is not None and self.k_position is not None
-        q_position, k_position = group.positions(self.q_position, self.k_position)
-        bias = None
-        if self.bias_table is not None:
-            bias = self.bias_table[:, q_position[:, :, None], k_position[:, None, :]].transpose(0, 1)
-        if self.relative is not None:
-            q, k = group.queries(self.q, self.heads), group.keys(self.k, self.heads)
-            terms = relative_scores(self.relative, q, k, q_position, k_position)
-            bias = terms if bias is None else bias + terms
+    def _by_head(self, packed: Tensor, block: Block) -> Tensor:
+        """[N, d] -> [count, heads, n, d / heads]."""
+        return block.spread(packed).unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def _bias(self, group: Group, q: Tensor, k: Tensor) -> Tensor | None:
+        """To be added to the group's scaled scores, [count, heads, n_query, n_key] or less."""
+        bias = group.mask
+        if self.bias_table is not None or self.relative is not None:
+            assert self.q_position is not None and self.k_position is not None
+            q_position, k_position = group.queries.spread(self.q_position), group.keys.spread(self.k_position)
+            if self.bias_table is not None:
+                terms = self.bias_table[:, q_position[:, :, None], k_position[:, None, :]].transpose(0, 1)
+                bias = terms if bias is None else bias + terms
+            if self.relative is not None:
+                terms = relative_scores(self.relative, q, k, q_position, k_position)
+                bias = terms if bias is None else bias + terms
         return bias

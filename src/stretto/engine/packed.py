@@ -1,7 +1,8 @@
 """The packed engine: the live rows of all live sequences in one [rows, d] matrix. Inference only.
 
 Dropping a token is an index, an exit is a smaller matrix, freezing shrinks queries and FFN. There is no padding
-between sequences; only the matrix as a whole is rounded up (`round_up`), so that oneDNN meets few shapes.
+between sequences but a little inside attention (`groups`); the matrix as a whole is rounded up (`round_up`), so that
+oneDNN meets few shapes.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class PackedEngine:
 
     @torch.inference_mode()
     def run(self, inputs: Inputs, method: Method, dial: float | Tensor, *, keep_hidden: bool = False) -> Output:
-        # sequences of equal length stand together, so that attention takes them in one call
+        # sequences of nearly equal length stand together, so that attention takes them in one call
         order = inputs.attention_mask.sum(dim=1).argsort(stable=True)
         run = Run(self.backbone, method, inputs, dial, order=order, keep_hidden=keep_hidden)
         bias_table = self.backbone.position_bias(int(run.state.lengths.max()))
@@ -210,6 +211,6 @@ class PackedEngine:
             k, v = weights.key_value(read).split(d, dim=1)
             q_position = state.position[updated]
         return PackedAttention(
-            q, k, v, n_query.tolist(), state.lengths.tolist(), self.backbone.n_heads,
+            q, k, v, n_query.tolist(), state.lengths.tolist(), self.backbone.n_heads, self.backbone.ffn_size,
             bias_table, q_position, state.position, weights.modules.relative,
         )  # fmt: skip
