@@ -69,16 +69,18 @@ class Curves(Experiment):
         }
 
     def chosen(self, dev: list[OperatingPoint], test: list[OperatingPoint]) -> dict[str, Any]:
-        """For each loss the point on the test data, None if no dial that saves anything will do.
-
-        A loss is against the full model, or against the same weights with the dial off where they are better: a
-        full model that wants more training must not make a method look good."""
-        best, found = max(self.rows["full"]["dev"]["score"], dev[0].score), {}
+        """For each loss the point on the test data, None if no dial that saves anything will do."""
+        best, found = self.score_of_all_layers(dev), {}
         for loss in LOSSES:
             good = [point for point in dev if point.cost < 1 and 100 * point.score >= 100 * best - loss]
             dial = min(good, key=lambda point: point.cost).dial if good else None
             found[f"{loss:g}"] = next((p.to_json() for p in test if p.dial == dial), None)
         return found
+
+    def score_of_all_layers(self, dev: list[OperatingPoint]) -> float:
+        """What a loss on the dev data is counted from: the full model, or the same weights with the dial off where they
+        are better. A full model that wants more training must not make a method look good."""
+        return max(self.rows["full"]["dev"]["score"], dev[0].score)
 
     def encoded(self, model: AdaptiveModel, data: Dataset) -> Encoded:
         return model.encode(data.texts)

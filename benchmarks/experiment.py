@@ -160,9 +160,14 @@ class Experiment:
         """What is to be timed."""
         raise NotImplementedError
 
+    def whole(self) -> Timed:
+        """The model that the others are compared with: all layers, all tokens."""
+        full = AdaptiveModel.from_pretrained(self.runs / "full")
+        return Timed("full", "", full, full.method.dial.off)
+
     def clock(self, sequences: int = 64, rounds: int = 5) -> None:
         """Wall-clock of each model at its dial against the full one, packed and as Hugging Face runs it."""
-        full = AdaptiveModel.from_pretrained(self.runs / "full")
+        full = self.whole()
         texts = random.Random(self.seed).sample(self.test.texts, sequences)
         jobs = list(self.timed())
         found: dict[str, Any] = {}
@@ -184,19 +189,18 @@ class Experiment:
         self.write("clock", {"sequences": sequences, "rounds": rounds, "threads": threads, "methods": found})
 
     def contenders(
-        self, full: AdaptiveModel, jobs: Sequence[Timed], texts: Sequence[Any], size: int, with_products: bool
+        self, full: Timed, jobs: Sequence[Timed], texts: Sequence[Any], size: int, with_products: bool
     ) -> Iterator[Contender]:
         """Hugging Face, the full model, every job once for each dial; with the matrix products of all but the first."""
 
         def pool(model: AdaptiveModel) -> list[Inputs]:
             return list(batches(model.encode(texts).features, model.tokenizer.pad_token_id, size))
 
-        padded = pool(full)
+        padded, model = pool(full.model), full.model
         yield Contender(
-            "huggingface", "float32", hugging_face(full.encoder, padded), padded_flops(padded, full.backbone)
+            "huggingface", "float32", hugging_face(model.encoder, padded), padded_flops(padded, model.backbone)
         )
-        everything = Timed("full", "", full, full.method.dial.off)
-        for name, job in {"full": everything, **{job.name: job for job in jobs}}.items():
+        for name, job in {"full": full, **{job.name: job for job in jobs}}.items():
             inputs = pool(job.model)
             yield packed_contender(name, job.model, job.model.method, job.dial, inputs)
             if with_products:

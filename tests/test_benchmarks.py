@@ -158,6 +158,8 @@ def test_a_pretrained_encoder_is_fine_tuned_with_its_gates(
     found = started(script.Pretrained, spec, (data, str(encoder)), "sst2")
     found.run([])
     assert found.rows["pretraining"]["steps"] == 2
+    found.clock(sequences=4, rounds=1)
+    assert set(found.rows["clock"]["methods"]) >= {"full"}
     assert AdaptiveModel.from_pretrained(found.runs / "alberta").method.config.exit_share == 0  # as published
 
     results = importlib.import_module("depth_results")
