@@ -50,15 +50,15 @@ class ALBERTaConfig(FinetuningConfig):
     """Epochs of ordinary fine-tuning (the first stage); 0 leaves it out, for encoders pretrained with gates."""
     gate_epochs: float = 3
     """Epochs of training with gates (the second stage)."""
-    gate_learning_rate: float = 3e-5
-    """Learning rate of the backbone in the second stage."""
+    gate_learning_rate: float = 6e-5
+    """Learning rate of the backbone in the second stage; not small: the head must learn to read lower layers."""
     predictor_learning_rate: float = 1e-3
     """Learning rate of the structure predictor."""
     static_layers: int = 0
     """k: layers that always run, without a gate; 0 means a third of them."""
     depth_penalty: float = 0.02
     """μ: what a fully open gate costs in loss, also of texts that leave before its layer; 0 as published."""
-    exit_share: float = 0.5
+    exit_share: float = 0.8
     """Part of the training texts that leave after a layer drawn at random, anew in every step; 0 as published."""
     predictor_size: int = 64
     """Hidden size of the structure predictor."""
