@@ -18,8 +18,9 @@ the deep end of the scale, ε decides the depths of all other words, and so the 
 model and lets some texts run in full, so that the model's own head, which answers with the dial off, stays as good as
 it was; the pooled head answers when it is on. The optimizer is that of all methods here.
 
-Dial: how far depths go down from all layers (0, the full model) to the estimated ones (1, as trained), and beyond:
-d = ceil(L - dial (L - d(x))), at least 1. Words in the deepest bin keep all layers.
+Dial: how far depths go down from all layers (0, the full model) to the estimated ones (1, where training freezes
+words unless told otherwise), and beyond: d = ceil(L - dial (L - d(x))), at least 1. Words in the deepest bin keep all
+layers.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class DepthMIConfig(WordDepthConfig):
     least_information: float = 1e-12
     """ε: what counts as no information. It decides the cost: words at or below it set the deepest bin, so a smaller one
     makes all bins wider and all other words shallower."""
+    training_strength: float = 1.0
+    """The dial that training freezes words at. To serve far beyond the depths of the table, train there."""
     label_bins: int = 5
     """For regression: bins of equal size that take the place of labels."""
 
@@ -111,10 +114,15 @@ class DepthMI(WordDepths):
             raise StrettoError(
                 f"Expected a least_information between 0 and 1, got {config.least_information}. Choose 1e-12, say."
             )
+        if config.training_strength <= 0:
+            raise StrettoError(
+                f"Expected a training_strength above 0, got {config.training_strength}: at 0 no word is frozen. "
+                "Choose 1 for the depths of the table."
+            )
         super().__init__(config, shape, task, width=2)  # MI(x) and d(x)
 
     def stages(self) -> list[Stage]:
-        return [self.finetuning(), self.depth_stage(dial=1.0)]
+        return [self.finetuning(), self.depth_stage(dial=self.config.training_strength)]
 
     def word_measure(self) -> Tensor:
         return self.table.values[:, 0]
