@@ -50,7 +50,7 @@ def depth_curves() -> Iterator[tuple[str, str, dict[str, Any], dict[str, list[di
 
 def reported_row(runs: Runs, method: str, dial: str) -> Row | None:
     """One line: a method at a dial its paper reports, over all seeds that have it."""
-    points = [run[method]["reported"][dial] for run in runs if method in run]
+    points = [run[method]["reported"][dial] for run in runs if method in run and dial in run[method]["reported"]]
     if not points:
         return None
     clocks = [run["clock"]["methods"][method][f"dial {dial}"] for run in runs if "clock" in run and method in run]

@@ -57,11 +57,11 @@ LONG: dict[str, dict[str, Any]] = {
 }
 #: As by default.
 GATES: dict[str, dict[str, Any]] = {"alberta": {}}
-#: Larger sets are measured at fewer dials.
+#: Larger sets are measured, and reported, at fewer dials.
 DIALS = {
     "depth_mi": (0.0, 0.5, 0.8, 1.0, 1.1, 1.25),
     "token_halting": (1.0, 0.9, 0.7, 0.5, 0.3),
-    "depth_reconstruction": (0.0, 0.001, 0.05, 0.1, 0.15, 0.2),
+    "depth_reconstruction": (0.0, 0.001, 0.05, 0.1, 0.2),
     "alberta": (-1.0, 0.0, 0.3, 0.5, 0.7, 0.9, 0.95),
 }
 FIRST_LAYERS = (1, 2, 4, 6, 8, 10)
@@ -117,9 +117,11 @@ class Depths(Curves):
         row = super().row(model)
         swept = {point["dial"]: point for point in row["test"]}
         reported = {}
-        for dial in REPORTED.get(model.method.name, ()):
-            point = swept.get(dial) or sweep(model, self.test, [dial], progress=False)[0].to_json()
-            reported[f"{dial:g}"] = {**point, "token_depth": token_depth(model, self.test, dial)}
+        method = model.method.name
+        for dial in REPORTED.get(method, ()):
+            if method not in self.spec.dials or dial in self.spec.dials[method]:
+                point = swept.get(dial) or sweep(model, self.test, [dial], progress=False)[0].to_json()
+                reported[f"{dial:g}"] = {**point, "token_depth": token_depth(model, self.test, dial)}
         return {**row, "reported": reported}
 
     def timed(self) -> Iterator[Timed]:

@@ -105,7 +105,7 @@ def test_a_second_start_trains_nothing_again(
     few = {"depth_epochs": 1}
     spec = depths.CurveSet(
         "made.train", None, "made.test", 1, rows={"depth_mi": few, "full-2": {}, "depth_mi-2": few},
-        dials={"depth_mi": (0.0, 0.5)},
+        dials={"depth_mi": (0.0, 1.0)},
     )  # fmt: skip
     started(depths.Depths, spec, given).run(["depth_mi"])  # the first two layers are fine-tuned for it, but no row yet
     rows = json.loads(started(depths.Depths, spec, given).json.read_text())
