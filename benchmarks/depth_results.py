@@ -53,7 +53,8 @@ def reported_row(runs: Runs, method: str, dial: str) -> Row | None:
     points = [run[method]["reported"][dial] for run in runs if method in run and dial in run[method]["reported"]]
     if not points:
         return None
-    clocks = [run["clock"]["methods"][method][f"dial {dial}"] for run in runs if "clock" in run and method in run]
+    timed = [run["clock"]["methods"].get(method, {}) for run in runs if "clock" in run]
+    clocks = [points[f"dial {dial}"] for points in timed if f"dial {dial}" in points]
 
     def by_size(name: str) -> str:
         return " / ".join(f"{statistics.mean(c[size][name] for c in clocks):.2f}" for size in SIZES) if clocks else "–"

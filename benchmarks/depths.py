@@ -8,9 +8,9 @@ DATA is a folder with <set>.<split>.jsonl.gz, MODEL an encoder. Results go to
 benchmarks/results/depths-<model>-<set>[-seed<n>].json, each row as soon as it is done; a second start goes on where
 the first stopped. Trained models go to --runs.
 
-Fine-tuning is shared by all rows of a set. `curves.py` says how dials are chosen; besides, each row is measured at the
-dials of `REPORTED`, where the papers measure. The rows `depth_mi-<n>` and `full-<n>` are those of the encoder's first n
-layers, fine-tuned by themselves, with the first seed only.
+Fine-tuning is shared by all rows of a set. `curves.py` says how dials are chosen; besides, each row is reported at the
+dials of `REPORTED`, where the papers measure (larger sets at some of them, `DIALS`). The rows `depth_mi-<n>` and
+`full-<n>` are those of the encoder's first n layers, fine-tuned by themselves, with the first seed only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stretto import AdaptiveModel, sweep
 from stretto.data import Dataset
 from stretto.evaluate import batches
 
-#: method -> the dials its paper reports: the depths as trained; λ from none to much; an even chance of enough layers.
+#: method -> the dials its paper reports: the depths of the table; λ from none to much; an even chance of enough layers.
 REPORTED: dict[str, tuple[float, ...]] = {
     "depth_mi": (1.0,),
     "depth_reconstruction": (0.001, 0.05, 0.1, 0.15, 0.2),

@@ -22,13 +22,15 @@ from stretto.methods.alberta import GATED
 from stretto.pretraining import SUMMARY
 
 ROW = "alberta"
+EPOCHS = 4
 SETS = {
     "sst2": CurveSet(
-        "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", 4, bf16=False, rows={ROW: {"gate_epochs": 4}}
+        "sst2_sentence.train", "sst2_sentence.dev", "sst2_sentence.test", EPOCHS, bf16=False,
+        rows={ROW: {"gate_epochs": EPOCHS}},
     ),
     "imdb": CurveSet(
-        "imdb.train", None, "imdb.test", 4, limit=3333, test_limit=1000, chosen_on=1000, bf16=False,
-        rows={ROW: {"gate_epochs": 4}},
+        "imdb.train", None, "imdb.test", EPOCHS, limit=3333, test_limit=1000, chosen_on=1000, bf16=False,
+        rows={ROW: {"gate_epochs": EPOCHS}},
     ),
 }  # fmt: skip
 
@@ -38,8 +40,9 @@ class Pretrained(Curves):
 
     def run(self, only: list[str]) -> None:
         self.write("pretraining", json.loads((Path(self.encoder) / SUMMARY).read_text(encoding="utf-8")))
-        if ROW not in self.rows:
+        if ROW not in self.rows and (not only or ROW in only):
             self.write(ROW, self.row(self.open(ROW)))
+            print(self.name, ROW, json.dumps(self.rows[ROW]["chosen"]), flush=True)
 
     def open(self, key: str) -> AdaptiveModel:
         """From the encoder and the gates it learned with."""

@@ -124,6 +124,28 @@ def test_a_second_start_trains_nothing_again(
     assert set(other_seed.spec.rows) == {"depth_mi"}  # the first layers alone are measured once
 
 
+def test_a_dial_that_a_set_is_not_measured_at_is_not_reported(
+    scripts: dict[str, ModuleType], given: tuple[Path, str]
+) -> None:
+    depths = scripts["depths"]
+    spec = depths.CurveSet(
+        "made.train", None, "made.test", 1, rows={"depth_mi": {"depth_epochs": 1}}, dials={"depth_mi": (0.0, 0.5)}
+    )
+    found = started(depths.Depths, spec, given)
+    found.run([])
+    assert found.rows["depth_mi"]["reported"] == {}
+    results, point = importlib.import_module("depth_results"), {"score": 0.5, "cost": 0.5, "token_depth": 2.0}
+    clock = {size: {"time_gain": 2.0, "tracking": 1.0, "time_gain_vs_huggingface": 3.0} for size in results.SIZES}
+    runs = [
+        found.rows,
+        {"depth_mi": {"reported": {"1": point}}},  # not timed
+        {"depth_mi": {"reported": {"1": point}}, "clock": {"methods": {"depth_mi": {"dial 1": clock}}}},
+        {"clock": {"methods": {"full": {}}}},
+    ]
+    row = results.reported_row(runs, "depth_mi", "1")
+    assert row["score"] == "50.00 ± 0.00" and row["tracking 1 / 8 / 15 / 32"] == "1.00 / 1.00 / 1.00 / 1.00"
+
+
 def test_a_loss_is_counted_from_the_better_of_full_model_and_dial_off(scripts: dict[str, ModuleType]) -> None:
     curves = importlib.import_module("curves")
     found = object.__new__(curves.Curves)
@@ -158,15 +180,19 @@ def test_a_pretrained_encoder_is_fine_tuned_with_its_gates(
     found = started(script.Pretrained, spec, (data, str(encoder)), "sst2")
     found.run([])
     assert found.rows["pretraining"]["steps"] == 2
+    assert found.whole().dial == 0  # without early exit, but gated
+    ignored, gated = (OperatingPoint(dial, score, 1.0, 3.0, {}) for dial, score in ((-1.0, 0.9), (0.0, 0.8)))
+    assert found.score_of_all_layers([ignored, gated]) == 0.8
     found.clock(sequences=4, rounds=1)
-    assert set(found.rows["clock"]["methods"]) >= {"full"}
+    assert found.rows["clock"]["methods"]["full"]["1"]["time_gain_vs_huggingface"] > 0
     assert AdaptiveModel.from_pretrained(found.runs / "alberta").method.config.exit_share == 0  # as published
 
     results = importlib.import_module("depth_results")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(results, "RESULTS", data)
-        gated = next(point for point in found.rows["alberta"]["test"] if point["dial"] == 0)
-        assert f" {100 * gated['score']:.2f} |" in results.pretraining_tables()
+        by_dial = {point["dial"]: point for point in found.rows["alberta"]["test"]}
+        shown = f"| {100 * by_dial[0]['score']:.2f} | {100 * by_dial[0.5]['score']:.2f} @ {by_dial[0.5]['cost']:.2f} |"
+        assert shown in results.pretraining_tables()
 
 
 def test_exits_choose_dials_by_cost(scripts: dict[str, ModuleType], given: tuple[Path, str]) -> None:

@@ -13,9 +13,10 @@ from torch.testing import assert_close
 from stretto.engine import attention
 from stretto.engine import groups as grouping
 from stretto.engine.attention import PackedAttention, softmax, weighted_sums
-from stretto.engine.groups import Block, groups, together
+from stretto.engine.groups import Block, LayerShape, groups, together
 
 CPU = torch.device("cpu")
+SMALL = LayerShape(d=8, heads=2, ffn=32, relative=0)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -36,21 +37,30 @@ def test_softmax_of_short_rows_survives_large_scores() -> None:
 
 
 def test_a_group_holds_neighbours_of_one_size_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = 2
-    monkeypatch.setattr(grouping, "MOST_SCORES", 2 * heads * 4 * 4)  # two sequences of four tokens
-    found = groups((4, 4, 4, 0, 5), (4, 4, 4, 6, 5), heads, 8, 16, CPU)
-    assert [(g.first, g.count, g.queries.start, g.keys.start) for g in found] == [
-        (0, 2, 0, 0), (2, 1, 8, 8), (4, 1, 12, 18),
-    ]  # fmt: skip
+    monkeypatch.setattr(grouping, "MOST_SCORES", 2 * SMALL.heads * 4 * 4)  # two sequences of four tokens
+    sizes = [4, 4, 4, 0, 5]
+    assert list(together(SMALL, sizes, [4, 4, 4, 6, 5], sizes)) == [(0, 2), (2, 3), (3, 4), (4, 5)]
+
+
+def test_a_sequence_without_queries_is_passed_over() -> None:
+    found = groups(SMALL, (4, 0, 5), (4, 60, 5), True, CPU)
+    assert [(g.first, g.count, g.queries.start, g.keys.start) for g in found] == [(0, 1, 0, 0), (2, 1, 4, 64)]
 
 
 def test_neighbours_are_padded_as_long_as_it_adds_little() -> None:
-    """d = 64, ffn = 256: a sequence of n tokens may add (2 · 64 n + 256 n) / 128 = 3 n pairs."""
-    sizes = [8, 9, 10, 10, 12]
+    """d = 64, ffn = 256: a sequence of n tokens may add (4 · 64 n / 2 + 256 n) / 128 = 3 n pairs."""
+    shape, sizes = LayerShape(d=64, heads=2, ffn=256, relative=0), [8, 9, 10, 10, 12]
     # the first four add 400 - 345 = 55 pairs of 111 allowed; with the last they would add 720 - 489 = 231 of 147
-    assert list(together(sizes, sizes, 2, 64, 256)) == [(0, 4), (4, 5)]
-    long = [grouping.SHORT + 1, grouping.SHORT + 2]  # the fused kernel takes them one by one
-    assert list(together(long, long, 2, 64, 10**6)) == [(0, 1), (1, 2)]
+    assert list(together(shape, sizes, sizes, sizes)) == [(0, 4), (4, 5)]
+    # without the FFN it is (3 · 64 n / 2) / 128 = 0.75 n: 8 and 9 would add 17 of 12.75
+    assert list(together(shape, sizes, sizes, [0] * 5)) == [(0, 1), (1, 2), (2, 4), (4, 5)]
+    # tables of 40 rows cost a row 20 pairs: 8 and 9 add 17 + 2 · 20 = 57 of 51
+    assert list(together(shape._replace(relative=40), sizes[:2], sizes[:2], sizes[:2])) == [(0, 1), (1, 2)]
+
+
+def test_sequences_beyond_the_short_are_never_padded() -> None:
+    shape, few = LayerShape(d=384, heads=12, ffn=1536, relative=0), [4] * 6
+    assert list(together(shape, few, [100, 110, 128, 129, 129, 131], few)) == [(0, 3), (3, 5), (5, 6)]
 
 
 def test_a_block_spreads_its_rows_and_packs_them_again() -> None:
@@ -70,16 +80,16 @@ def padding(request: pytest.FixtureRequest) -> Iterator[float]:
         yield request.param
 
 
-def random_attention(n_query: list[int], n_key: list[int], heads: int = 2, d: int = 8) -> PackedAttention:
-    k, v = torch.randn(2, sum(n_key), d)
-    return PackedAttention(torch.randn(sum(n_query), d), k, v, n_query, n_key, heads, 4 * d)
+def random_attention(n_query: list[int], n_key: list[int]) -> PackedAttention:
+    k, v = torch.randn(2, sum(n_key), SMALL.d)
+    return PackedAttention(torch.randn(sum(n_query), SMALL.d), k, v, n_query, n_key, SMALL)
 
 
 @pytest.mark.parametrize("n_query", [[4, 3, 5], [2, 0, 5], [0, 1, 1]])
 def test_a_sequence_sees_its_own_rows_only(n_query: list[int], padding: float) -> None:
     n_key = [4, 3, 5]
     packed = random_attention(n_query, n_key)
-    assert len(packed.groups) == (1 if padding else sum(map(bool, n_query)))
+    assert len(packed.grouped(all_fed=True)) == (1 if padding else sum(map(bool, n_query)))
     found, received = torch.zeros(sum(n_query), 8), packed.received()
     packed.context(found)
     query_start = key_start = 0
@@ -93,14 +103,18 @@ def test_a_sequence_sees_its_own_rows_only(n_query: list[int], padding: float) -
         query_start, key_start = query_start + queries, key_start + keys
 
 
-@pytest.mark.parametrize("n_rows", [[2, 2, 0], [1, 3, 2]])
-def test_sums_of_some_rows_are_those_of_all(n_rows: list[int], padding: float) -> None:
-    sizes = [4, 4, 3]
+@pytest.mark.parametrize("parts_padding", [0.0, 1e6])
+@pytest.mark.parametrize("wanted", [[[1, 3], [0, 2], []], [[2], [0, 1, 3], [1, 2]], [[], [3], [2]]])
+def test_sums_of_some_rows_are_those_of_all(wanted: list[list[int]], padding: float, parts_padding: float) -> None:
+    """However the sequences are grouped for the scores, and then for the sums."""
+    sizes, starts = [4, 4, 3], [0, 4, 8]
+    n_rows = [len(rows) for rows in wanted]
     packed, everything, some = random_attention(sizes, sizes), torch.zeros(11, 8), torch.zeros(sum(n_rows), 8)
     packed.context(everything)
-    starts = [0, 4, 8]
-    rows = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, n_rows, strict=True)])
-    packed.context_of(rows, n_rows, some)
+    assert len(packed.probabilities) == (1 if padding else 2)
+    rows = torch.tensor([start + row for start, rows in zip(starts, wanted, strict=True) for row in rows])
+    with padding_up_to(parts_padding):
+        packed.context_of(rows, n_rows, some)
     assert_close(some, everything[rows], atol=1e-6, rtol=1e-5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 
@@ -10,10 +11,12 @@ import torch
 from executed import executed_flops, padding_up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import STACKS, random_inputs, tiny_backbone, uses_types
+from tiny import STACKS, random_inputs, tiny_backbone, tiny_config, tiny_encoder, uses_types
 from torch import nn
+from transformers import AutoModelForSequenceClassification
 
-from stretto.engine.groups import MOST_PADDING
+from stretto.backbones import Backbone, backbone_for
+from stretto.engine.groups import MOST_PADDING, groups
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.measure import flops
@@ -200,6 +203,34 @@ def test_the_ledger_counts_what_every_verb_executes(model_type: str, chances: Ch
     inputs = random_inputs(lengths, types=uses_types(model_type))
     executed, output = executed_flops(PackedEngine(backbone), inputs, method, 0.0)
     assert executed == pytest.approx(int(flops(output.trace, backbone).sum()), rel=0.01)
+
+
+def wide_backbone(relative: bool) -> Backbone:
+    config = tiny_config("alberta" if relative else "bert", n_layers=2)
+    config.update({"hidden_size": 256, "intermediate_size": 1024, "max_relative_distance": 32})
+    return backbone_for(AutoModelForSequenceClassification.from_config(config).eval())
+
+
+@pytest.mark.parametrize("chances", [Chances(), Chances(freeze=0.3), Chances(drop_between=0.95), Chances(exit=0.3)])
+@pytest.mark.parametrize("relative", [False, True])
+def test_the_ledger_still_holds_where_attention_is_padded(relative: bool, chances: Chances) -> None:
+    """Wide enough for padding to be worth it, with tables of relative terms that are long for their width."""
+    backbone = wide_backbone(relative)
+    lengths = list(range(8, 24))
+    method = method_for(backbone, chances, 4, list(range(len(lengths))))
+    inputs, engine = random_inputs(lengths), PackedEngine(backbone)
+    assert len(groups(engine.shape, tuple(lengths), tuple(lengths), True, torch.device("cpu"))) < len(lengths)
+    executed, output = executed_flops(engine, inputs, method, 0.0)
+    assert executed == pytest.approx(int(flops(output.trace, backbone).sum()), rel=0.01)
+
+
+def test_padded_attention_in_double_precision() -> None:
+    backbone = backbone_for(copy.deepcopy(tiny_encoder("bert")).double())
+    inputs, method = random_inputs([5, 7, 9]), method_for(backbone, Chances(), 0, [0, 1, 2])
+    method.double()
+    with padding_up_to(1e6), torch.no_grad():
+        got = PackedEngine(backbone).run(inputs, method, 0.0)
+        torch.testing.assert_close(got.logits, ReferenceEngine(backbone).run(inputs, method, 0.0).logits)
 
 
 @pytest.mark.parametrize("point", ["before", "between"])

@@ -81,8 +81,9 @@ def test_words_without_information_set_the_width_of_the_bins() -> None:
 def test_training_freezes_words_where_it_is_told_to() -> None:
     assert tiny_model("depth_mi").method.stages()[-1].dials == (1.0,)
     assert tiny_model("depth_mi", training_strength=1.5).method.stages()[-1].dials == (1.5,)
-    with pytest.raises(StrettoError, match="Expected a training_strength above 0, got 0"):
-        tiny_model("depth_mi", training_strength=0.0)
+    for wrong in (0.0, math.inf, math.nan):
+        with pytest.raises(StrettoError, match=f"Expected a training_strength above 0 and finite, got {wrong}"):
+            tiny_model("depth_mi", training_strength=wrong)
 
 
 def test_the_dial_goes_from_all_layers_to_the_depth_and_on() -> None:

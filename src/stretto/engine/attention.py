@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stretto.backbones import RelativeTerms
-from stretto.engine.groups import SHORT, Block, Group, groups, together
+from stretto.engine.groups import SHORT, Block, Group, LayerShape, groups, together
 
 #: torch's softmax over a last axis shorter than this is not vectorised.
 VECTOR = 16
@@ -61,30 +61,27 @@ def weighted_sums(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tenso
 
 @dataclass
 class PackedAttention:
-    """One layer's attention for one batch. q is [≥ N_query, d]; k and v are [≥ N_key, d]; `heads` divide d."""
+    """One layer's attention for one batch. q is [≥ N_query, d]; k and v are [≥ N_key, d]."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     n_query: list[int]
     n_key: list[int]
-    heads: int
-    ffn_size: int
+    shape: LayerShape
     bias_table: Tensor | None = None  # [heads, T, T] by relative position
     q_position: Tensor | None = None
     k_position: Tensor | None = None
     relative: RelativeTerms | None = None
 
-    @property
-    def groups(self) -> list[Group]:
-        sizes = tuple(self.n_query), tuple(self.n_key)
-        return groups(*sizes, self.heads, self.q.shape[1], self.ffn_size, self.q.device)
+    def grouped(self, all_fed: bool) -> tuple[Group, ...]:
+        return groups(self.shape, tuple(self.n_query), tuple(self.n_key), all_fed, self.q.device)
 
     @cached_property
     def probabilities(self) -> list[tuple[Group, Tensor]]:
         """Per group [count, heads, n_query, n_key], for methods that need to see where attention goes."""
         found = []
-        for group in self.groups:
+        for group in self.grouped(all_fed=False):
             q, k = self._by_head(self.q, group.queries), self._by_head(self.k, group.keys)
             found.append((group, probabilities(q, k, self._bias(group, q, k))))
         return found
@@ -101,7 +98,7 @@ class PackedAttention:
 
     def context(self, out: Tensor) -> None:
         """Write the weighted sums of all query rows to the first rows of `out` ([≥ N_query, d])."""
-        for group in self.groups:
+        for group in self.grouped(all_fed=True):
             q, k = self._by_head(self.q, group.queries), self._by_head(self.k, group.keys)
             summed = weighted_sums(q, k, self._by_head(self.v, group.keys), self._bias(group, q, k))
             out[group.queries.place] = group.queries.pack(summed.transpose(1, 2).flatten(2))
@@ -110,26 +107,26 @@ class PackedAttention:
         """Weighted sums of some query rows alone, to the first rows of `out`.
 
         `rows` are ascending indices of query rows; each sequence has `n_rows` of them."""
-        start = 0
+        start, sums_only = 0, self.shape._replace(relative=0)
         for group, p in self.probabilities:
             v, by_query = self._by_head(self.v, group.keys), p.transpose(1, 2).flatten(0, 1)  # [cells, heads, n_key]
-            wanted = n_rows[group.first : group.first + group.count]
-            for first, end in together(wanted, group.keys.sizes, self.heads, self.q.shape[1], self.ffn_size):
-                part = Block(start, tuple(wanted[first:end]), rows.device)
+            wanted, n_key = n_rows[group.first : group.first + group.count], group.keys.sizes
+            for first, end in together(sums_only, wanted, n_key, wanted):
+                part, keys = Block(start, tuple(wanted[first:end]), rows.device), max(n_key[first:end])
                 start = part.place.stop
                 if part.most:
                     cells = group.queries.cells(part.spread(rows).flatten())
-                    chosen = by_query.index_select(0, cells).unflatten(0, (end - first, -1))
-                    summed = chosen.transpose(1, 2) @ v[first:end]  # [end - first, heads, most, d / heads]
+                    chosen = by_query[..., :keys].index_select(0, cells).unflatten(0, (end - first, -1))
+                    summed = chosen.transpose(1, 2) @ v[first:end, :, :keys]  # [end - first, heads, most, d / heads]
                     out[part.place] = part.pack(summed.transpose(1, 2).flatten(2))
 
     def _by_head(self, packed: Tensor, block: Block) -> Tensor:
         """[N, d] -> [count, heads, n, d / heads]."""
-        return block.spread(packed).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return block.spread(packed).unflatten(2, (self.shape.heads, -1)).transpose(1, 2)
 
     def _bias(self, group: Group, q: Tensor, k: Tensor) -> Tensor | None:
         """To be added to the group's scaled scores, [count, heads, n_query, n_key] or less."""
-        bias = group.mask
+        bias = None if group.mask is None else group.mask.to(q.dtype)
         if self.bias_table is not None or self.relative is not None:
             assert self.q_position is not None and self.k_position is not None
             q_position, k_position = group.queries.spread(self.q_position), group.keys.spread(self.k_position)

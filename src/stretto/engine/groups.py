@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +18,28 @@ from torch import Tensor
 SHORT = 128
 #: Most scores of one group: a larger matrix leaves the cache, and is fresh memory at every call.
 MOST_SCORES = 2**18
-#: What padding may add to the products of a layer. A call takes as long as that; and what is counted stays true.
+#: The most that padding may add to the products of a layer, attention not counted. What the ledger counts must be what
+#: is executed, within 1 %.
 MOST_PADDING = 1 / 128
+
+
+class LayerShape(NamedTuple):
+    """What the products of a layer depend on. One pair of a query and a key takes 2d multiply-adds, and is the unit
+    here."""
+
+    d: int
+    heads: int
+    ffn: int
+    relative: int
+    """Rows of each table of relative terms; 0 if there are none."""
+
+    def rows(self, n_query: int, n_key: int, n_ffn: int) -> float:
+        """Projections and FFN, in pairs."""
+        return self.d * (n_query + 2 * n_key + n_ffn) / 2 + self.ffn * n_ffn
+
+    def attention(self, n_query: int, n_key: int) -> float:
+        """Scores, relative terms and weighted sums, in pairs."""
+        return n_query * n_key + self.relative * (n_query + n_key) / 2
 
 
 @dataclass(frozen=True)
@@ -92,37 +113,39 @@ class Group:
         return torch.zeros(present.shape, device=present.device).masked_fill(~present, -torch.inf)
 
 
-def together(n_query: Sequence[int], n_key: Sequence[int], heads: int, d: int, ffn: int) -> Iterator[tuple[int, int]]:
-    """[first, end) of the neighbouring sequences to be computed in one call.
-
-    A layer's multiply-adds are 2d (d (n_query + n_key) + ffn n_query), without attention itself; each pair of a query
-    and a key adds 2d."""
+def together(
+    shape: LayerShape, n_query: Sequence[int], n_key: Sequence[int], n_ffn: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """[first, end) of the neighbouring sequences to be computed in one call."""
     first = 0
     while first < len(n_query):
-        end, pairs, allowed, most_query, most_key = first, 0, 0.0, 0, 0
+        end, most_query, most_key, needed, rows = first, 0, 0, 0.0, 0.0
         while end < len(n_query):
-            q, k = n_query[end], n_key[end]
-            most_query, most_key = max(most_query, q), max(most_key, k)
-            pairs += q * k
-            allowed += MOST_PADDING * (d * (q + k) + ffn * q) if most_key <= SHORT else 0
-            computed = (end + 1 - first) * most_query * most_key
-            if end > first and (computed - pairs > allowed or heads * computed > MOST_SCORES):
+            most_query, most_key = max(most_query, n_query[end]), max(most_key, n_key[end])
+            needed += shape.attention(n_query[end], n_key[end])
+            rows += shape.rows(n_query[end], n_key[end], n_ffn[end])
+            count = end + 1 - first
+            padding = count * shape.attention(most_query, most_key) - needed
+            too_much = padding > (MOST_PADDING * rows if most_key <= SHORT else 0)
+            if end > first and (too_much or count * shape.heads * most_query * most_key > MOST_SCORES):
                 break
             end += 1
         yield first, end
         first = end
 
 
-@lru_cache(maxsize=64)  # most layers meet the sizes of the layer before
+@lru_cache(maxsize=8)  # most layers meet the sizes of the layer before
 def groups(
-    n_query: tuple[int, ...], n_key: tuple[int, ...], heads: int, d: int, ffn: int, device: torch.device
-) -> list[Group]:
-    """All sequences that have queries."""
+    shape: LayerShape, n_query: tuple[int, ...], n_key: tuple[int, ...], all_fed: bool, device: torch.device
+) -> tuple[Group, ...]:
+    """All sequences that have queries. `all_fed`: every query row goes on to the FFN; if not, perhaps none does.
+
+    For inference: what is kept from call to call takes no gradients."""
     found, query_start, key_start = [], 0, 0
-    for first, end in together(n_query, n_key, heads, d, ffn):
+    for first, end in together(shape, n_query, n_key, n_query if all_fed else [0] * len(n_query)):
         queries = Block(query_start, n_query[first:end], device)
         keys = Block(key_start, n_key[first:end], device)
         query_start, key_start = queries.place.stop, keys.place.stop
         if queries.most:
             found.append(Group(first, queries, keys))
-    return found
+    return tuple(found)

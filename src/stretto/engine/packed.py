@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from stretto.backbones import Backbone
 from stretto.engine.attention import PackedAttention
+from stretto.engine.groups import LayerShape
 from stretto.engine.linear import Product, product
 from stretto.engine.run import Run
 from stretto.state import Inputs, Output, State
@@ -110,6 +111,7 @@ def gate_of(state: State, rows: Tensor | None, like: Tensor) -> Tensor | None:
 class PackedEngine:
     def __init__(self, backbone: Backbone, dtype: str = "float32") -> None:
         self.backbone, self.dtype = backbone, dtype
+        self.shape = LayerShape(backbone.d, backbone.n_heads, backbone.ffn_size, backbone.relative_rows)
         shared: dict[int, PackedLayer] = {}  # ALBERT runs one module many times: lay it out once
         self.layers = []
         for layer in range(backbone.n_layers):
@@ -211,6 +213,6 @@ class PackedEngine:
             k, v = weights.key_value(read).split(d, dim=1)
             q_position = state.position[updated]
         return PackedAttention(
-            q, k, v, n_query.tolist(), state.lengths.tolist(), self.backbone.n_heads, self.backbone.ffn_size,
+            q, k, v, n_query.tolist(), state.lengths.tolist(), self.shape,
             bias_table, q_position, state.position, weights.modules.relative,
         )  # fmt: skip

@@ -23,7 +23,8 @@ and is answered there (0: as published). A sequence leaves as a whole, so tasks 
 token head reads the states they have then. For an encoder pretrained with its gates, and as published, see
 `stretto.pretraining`.
 
-Dial: γ, the gate below which a layer is not run. 0 runs all layers with their gates, as in training. Off is -1: gates
+Dial: γ, the gate below which a layer is not run. 0 runs all layers with their gates, as the training texts do that do
+not leave. Off is -1: gates
 are ignored and the full model answers as plain transformers would; after training with gates that is a comparison, not
 the model that was trained. The predictor is run and counted there too, so that cost never rises along the dial.
 """
@@ -51,7 +52,7 @@ class ALBERTaConfig(FinetuningConfig):
     gate_epochs: float = 3
     """Epochs of training with gates (the second stage)."""
     gate_learning_rate: float = 6e-5
-    """Learning rate of the backbone in the second stage; not small: the head must learn to read lower layers."""
+    """Learning rate of the backbone in the second stage."""
     predictor_learning_rate: float = 1e-3
     """Learning rate of the structure predictor."""
     static_layers: int = 0

@@ -25,6 +25,7 @@ layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -114,10 +115,10 @@ class DepthMI(WordDepths):
             raise StrettoError(
                 f"Expected a least_information between 0 and 1, got {config.least_information}. Choose 1e-12, say."
             )
-        if config.training_strength <= 0:
+        if not 0 < config.training_strength < math.inf:
             raise StrettoError(
-                f"Expected a training_strength above 0, got {config.training_strength}: at 0 no word is frozen. "
-                "Choose 1 for the depths of the table."
+                f"Expected a training_strength above 0 and finite, got {config.training_strength}: at 0 no word is "
+                "frozen. Choose 1 for the depths of the table."
             )
         super().__init__(config, shape, task, width=2)  # MI(x) and d(x)
 
