@@ -57,6 +57,8 @@ LONG: dict[str, dict[str, Any]] = {
 }
 #: As by default.
 GATES: dict[str, dict[str, Any]] = {"alberta": {}}
+#: The loss of tags is small, most of them being no entity: beside it the usual penalty closes all gates.
+TOKEN_GATES: dict[str, dict[str, Any]] = {"alberta": {"depth_penalty": 0.002}}
 #: Larger sets are measured, and reported, at fewer dials.
 DIALS = {
     "depth_mi": (0.0, 0.5, 0.8, 1.0, 1.1, 1.25),
@@ -82,7 +84,9 @@ SETS = {
         attention_dropout=0.0, rows=LONG, dials=DIALS,
     ),
     "mrpc": CurveSet("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3, rows=GATES, dials=DIALS),
-    "wnut17": CurveSet("wnut17.train", "wnut17.dev", "wnut17.test", 8, task="tokens", rows=GATES, dials=DIALS),
+    "wnut17": CurveSet(
+        "wnut17.train", "wnut17.dev", "wnut17.test", 8, task="tokens", rows=TOKEN_GATES, dials=DIALS,
+    ),
 }  # fmt: skip
 
 
