@@ -19,6 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2
 import stretto
 from stretto import AdaptiveModel, StrettoError
 from stretto.data import encode
+from stretto.engine.linear import product
 from stretto.evaluate import batches
 from stretto.methods import METHODS
 from stretto.tasks import Classification
@@ -152,6 +153,14 @@ def test_int8_answers_as_fp32_does(tmp_path: Path) -> None:
     assert (exact - quantised).abs().max() < 0.15 * exact.abs().max()
     with pytest.raises(StrettoError, match="float32, int8"):
         AdaptiveModel.from_pretrained(tmp_path / "saved", dtype="int4").predict("good")
+
+
+def test_int8_products_of_large_values_do_not_overflow() -> None:
+    linear = torch.nn.Linear(64, 2)
+    torch.nn.init.ones_(linear.weight)
+    torch.nn.init.zeros_(linear.bias)
+    found = product(linear, dtype="int8")(torch.ones(3, 64))
+    assert found.tolist() == [pytest.approx([64.0, 64.0], rel=0.01)] * 3
 
 
 def test_minilm_equals_hugging_face() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -63,27 +64,40 @@ class OneDnnProduct:
         return self(x * factor, torch.addcmul(residual, factor - 1, self.bias))
 
 
+def packed_int8(weight: Tensor, bias: Tensor) -> Any:
+    """What the int8 kernel reads: [out, in] weights with one scale per output, [out] bias."""
+    scales = weight.abs().amax(dim=1).clamp(min=1e-8) / 127
+    zeros = torch.zeros(len(scales), dtype=torch.long)
+    with warnings.catch_warnings():  # torch has no successor yet for what `linear_prepack` takes
+        warnings.filterwarnings("ignore", message=".*quantize_per_channel.*deprecated")
+        quantised = torch.quantize_per_channel(weight, scales, zeros, axis=0, dtype=torch.qint8)
+    return torch.ops.quantized.linear_prepack(quantised, bias)
+
+
+@cache
+def int8_saturates() -> bool:
+    """Whether this CPU (one without VNNI) adds pairs of 8-bit products in 16 bits, which overflow: 1 · 1 of the largest
+    values, 64 times, then gives half of 64. Activations of 7 bits are small enough."""
+    ones = torch.ones(1, 64)
+    return float(torch.ops.quantized.linear_dynamic(ones, packed_int8(ones, torch.zeros(1)))) < 60
+
+
 class Int8Product:
-    """int8 weights (one scale per output), activations quantised on the fly per matrix."""
+    """int8 weights, activations quantised on the fly per matrix."""
 
     def __init__(self, weight: Tensor, bias: Tensor, activation: Callable[[Tensor], Tensor] | None) -> None:
-        scales = weight.abs().amax(dim=1).clamp(min=1e-8) / 127
-        zeros = torch.zeros(len(scales), dtype=torch.long)
-        with warnings.catch_warnings():  # torch has no successor yet for what `linear_prepack` takes
-            warnings.filterwarnings("ignore", message=".*quantize_per_channel.*deprecated")
-            quantised = torch.quantize_per_channel(weight, scales, zeros, axis=0, dtype=torch.qint8)
-        self.packed = torch.ops.quantized.linear_prepack(quantised, bias)
+        self.packed, self.seven_bits = packed_int8(weight, bias), int8_saturates()
         # in place where possible: the FFN's wide matrix is too large to be written twice for nothing
         self.activation = torch.ops.aten.gelu_ if is_exact_gelu(activation) else activation
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        y = torch.ops.quantized.linear_dynamic(x, self.packed)
+        y = torch.ops.quantized.linear_dynamic(x, self.packed, self.seven_bits)
         if self.activation is not None:
             y = self.activation(y)
         return y if residual is None else y.add_(residual)
 
     def add_scaled(self, x: Tensor, residual: Tensor, factor: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x, self.packed).mul_(factor).add_(residual)
+        return torch.ops.quantized.linear_dynamic(x, self.packed, self.seven_bits).mul_(factor).add_(residual)
 
 
 def check_dtype(dtype: str) -> None:
