@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from stretto import StrettoError
-from stretto.cli.settings import sort_settings, take_flags
+from stretto.cli.settings import field_types, sort_settings, take_flags
 from stretto.cli.verbs import with_json_target
 from stretto.methods import METHODS
+from stretto.methods.settings import limits
 
 OPTIONS = {"--model": True, "--overwrite": False}
 
@@ -80,6 +81,33 @@ def test_settings_of_a_run_file_may_have_types_already() -> None:
 def test_wrong_values_are_named(name: str, value: Any, answer: str) -> None:
     with pytest.raises(StrettoError, match=answer):
         sort_settings("deebert", {name: value})
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "answer"),
+    [
+        ("depth_mi", {"smoothing": 0.0}, r"smoothing in \(0, ∞\), got 0.0"),
+        ("depth_mi", {"label_bins": 1}, r"label_bins in \[2, ∞\), got 1"),
+        ("depth_mi", {"depth_epochs": -1.0}, r"depth_epochs in \[0, ∞\), got -1.0"),
+        ("depth_mi", {"head": "mean"}, "head among 'pooled', 'model', got 'mean'"),
+        ("depth_reconstruction", {"penalty": 0.0}, r"penalty in \(0, ∞\), got 0.0"),
+        ("depth_reconstruction", {"mask_share": 2.0}, r"mask_share in \(0, 1\], got 2.0"),
+        ("token_halting", {"penalty": float("nan")}, r"penalty in \[0, ∞\), got nan"),
+        ("deebert", {"pool": "max"}, "pool among 'mean', 'cls', got 'max'"),
+        ("deebert", {"dropout": "much"}, r"dropout in \[0, 1\], got 'much'"),
+        ("static_depth", {"depth": -1}, r"depth in \[0, ∞\), got -1"),
+    ],
+)
+def test_settings_outside_their_range_are_refused(method: str, settings: dict[str, Any], answer: str) -> None:
+    with pytest.raises(StrettoError, match=f"Expected {answer}. Choose another value"):
+        METHODS[method].Config(**settings)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_number_of_every_method_has_a_range(method: str) -> None:
+    config = METHODS[method].Config
+    free = {name for name, kind in field_types(config).items() if kind in (int, float) and name not in limits(config)}
+    assert free <= {"selection_seed"}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -117,7 +117,8 @@ def test_depths_command(trained: Path, tmp_path: Path) -> None:
     assert {row["word"] for row in told["words"]} == {w for (t,) in tiny_reviews(64).texts for w in t.split()}
     found = [row["depth"] for row in told["words"]]
     assert found == sorted(found) and set(found) <= {1, 2, 3, 4}
-    assert json.loads(run("depths", trained, "--json", "--dial", 0).stdout)["dial"] == 0
+    off = json.loads(run("depths", trained, "--json", "--dial", 0).stdout)
+    assert off["dial"] == 0 and {row["depth"] for row in off["words"]} == {4}
     frequent = json.loads(run("depths", trained, "--at-least", 12, "--json").stdout)["words"]
     assert frequent and all(row["met"] >= 12 for row in frequent)
 
@@ -128,7 +129,10 @@ def test_what_has_no_depths(model: Path, trained: Path, tmp_path: Path) -> None:
     assert "Expected a model with a table of depths, got one of the method deebert" in result.stderr
     assert "depth_mi" in result.stderr
     assert "met 1000 times, got none" in run("depths", trained, "--at-least", 1000).stderr
-    assert "Expected the dial" in run("depths", trained, "--dial", -1).stderr
+    for dial in (-1, "inf", "nan"):
+        assert "Expected the dial" in run("depths", trained, "--dial", dial).stderr
+    unwritable = run("depths", trained, "--plot", tmp_path / "nowhere" / "depths.png")
+    assert unwritable.exit_code == 1 and "Expected to write" in unwritable.stderr and not unwritable.stdout
     assert "ending in .png" in run("depths", trained, "--plot", "depths.doc").stderr
     name = AdaptiveModel.from_pretrained(trained).method.name
     untrained(name).save_pretrained(tmp_path / "empty")
@@ -262,7 +266,7 @@ def test_the_model_may_answer_with_its_own_head(name: str) -> None:
         first = expected.hidden[:, 0]
     torch.testing.assert_close(own.run(inputs, dial).logits, own.backbone.classify(first), atol=1e-5, rtol=1e-5)
     assert not torch.allclose(own.run(inputs, dial).logits, pooled.run(inputs, dial).logits)
-    with pytest.raises(StrettoError, match="Expected a head among 'pooled' and 'model'"):
+    with pytest.raises(StrettoError, match="Expected head among 'pooled', 'model', got"):
         tiny_model(name, head="both")
 
 

@@ -285,13 +285,14 @@ def test_ctrl_c_is_answered_with_how_to_go_on(tmp_path: Path, monkeypatch: pytes
         ("rows.jsonl", jsonl({"body": "a b"}), ["--vocab-size", 60], "expected one column"),
         ("rows.jsonl", jsonl({"body": "a b"}), ["--vocab-size", 60, "--text", "txt"], "expected a column 'txt'"),
         ("some.txt", "a b\nc d\n", [], "Expected either --tokenizer or --vocab-size, got neither"),
-        ("some.txt", "a b\nc d\n", ["--vocab-size", 4], "Expected a --vocab-size above 5, got 4"),
         ("some.txt", "a b\nc d\n", ["--tokenizer", "PLAIN"], "with a mask token and a padding token, got one without"),
         ("some.txt", "a b\nc d\n", ["--tokenizer", "nowhere"], "Expected a tokenizer in"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--num-hidden-groups", 50], "Expected num_hidden_groups"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--no-gates", "--no-revpc"], "beside --no-gates, got revpc"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--static-layers", 9], "Expected static_layers between 1"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--held-out", 0.9], "Expected a fraction above 0"),
+        ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--predictor-size", 0], "Expected predictor_size in [1, ∞)"),
+        ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--json", "no/x.json"], "Expected to write 'no/x.json'"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--hiden-size", 8], "Did you mean --hidden-size"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--exit-epochs", 8], "got --exit-epochs"),
     ],
@@ -303,6 +304,38 @@ def test_what_cannot_be_done_is_said(name: str, content: str, flags: list[Any], 
     assert result.exit_code == 1
     assert message in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_learned_from_other_texts_is_not_taken(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    failed = run(
+        "pretrain", write(tmp_path / "words.txt", "xylophone\nzeppelin\n" * 9), out, "--vocab-size", 60, *FLAGS
+    )
+    assert "Expected train texts of two words or more" in failed.stderr
+    result = run("pretrain", write(tmp_path / "corpus.txt", "\n".join(corpus(40))), out, "--vocab-size", 60, *FLAGS)
+    assert result.exit_code == 0, result.stderr
+    assert "xylophone" not in AutoTokenizer.from_pretrained(out).get_vocab()
+
+
+def test_the_size_of_a_vocabulary(tmp_path: Path) -> None:
+    file = write(tmp_path / "corpus.txt", "\n".join(corpus(40)))
+    assert run("pretrain", file, tmp_path / "out", "--vocab-size", 4).exit_code == 2
+    assert not (tmp_path / "out.work").exists()
+    with pytest.raises(StrettoError, match="Expected a --vocab-size above 5, got 4"):
+        train_tokenizer(corpus(), 4)
+    told = run("pretrain", file, tmp_path / "out", "--vocab-size", 7, *FLAGS)
+    assert told.exit_code == 0
+    assert f"the tokenizer has {len(AutoTokenizer.from_pretrained(tmp_path / 'out'))} entries, not 7" in told.stderr
+
+
+def test_a_run_that_diverges_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StrettoError, match="got nan: training has diverged"):
+        perplexity(SimpleNamespace(predictions=torch.tensor([[float("nan"), 1.0]])))  # type: ignore[arg-type]
+    file, out = write(tmp_path / "corpus.txt", "\n".join(corpus(40))), tmp_path / "out"
+    result = run("pretrain", file, out, "--vocab-size", 60, *FLAGS, "--learning-rate", 1e4, "--warmup-steps", 0)
+    assert result.exit_code == 1
+    assert "training has diverged. Lower --learning-rate" in result.stderr
+    assert not out.exists()
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class Layout(ABC):
             return found[0]
         raise StrettoError(
             f"{self.source}: expected one column known to hold the {what}, got {' and '.join(found) or 'none'} among "
-            f"the columns {listed(names)}. Name it with {flag} (in Python: Columns)."
+            f"the columns {listed(self.names)}. Name it with {flag} (in Python: Columns)."
         )
 
 

@@ -49,6 +49,9 @@ from stretto.training.plan import check_names, hold_to_plan
 from stretto.training.run import LOGS, last_checkpoint, logs_in
 from stretto.view.progress import StageProgress
 
+#: Guessing blindly among a million tokens has a loss of 14.
+MOST_LOSS = 100.0
+
 #: Written last into the folder of a finished pretraining: what it was and how well it went.
 SUMMARY = "pretraining.json"
 
@@ -272,7 +275,13 @@ class PretrainingTrainer(Trainer):
 def perplexity(prediction: EvalPrediction) -> dict[str, float]:
     """From the sums and counts of all sequences ([n, 2])."""
     total, count = torch.as_tensor(prediction.predictions).double().sum(dim=0).tolist()
-    return {"perplexity": math.exp(total / count)}
+    loss = total / count
+    if not loss < MOST_LOSS:
+        raise StrettoError(
+            f"Expected hidden words to be told with a loss of at most {MOST_LOSS:g}, got {loss:g}: training has "
+            "diverged. Lower --learning-rate, or raise --warmup-steps."
+        )
+    return {"perplexity": math.exp(loss)}
 
 
 def save(model: AlbertaForMaskedLM, tokenizer: Any, gates: Method | None, summary: Summary, path: Path) -> None:

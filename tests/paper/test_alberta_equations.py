@@ -210,8 +210,8 @@ def test_off_is_the_plain_model_whatever_the_gates() -> None:
     ("settings", "message"),
     [
         ({"static_layers": 4}, "static_layers between 1 and 3, got 4 for 4 layers"),
-        ({"static_layers": -1}, "static_layers between 1 and 3, got -1"),
-        ({"initial_gate": 1.0}, r"initial_gate between 0 and 1, got 1\.0"),
+        ({"static_layers": -1}, r"static_layers in \[0, ∞\), got -1"),
+        ({"initial_gate": 1.0}, r"initial_gate in \(0, 1\), got 1\.0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:

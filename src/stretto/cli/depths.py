@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from stretto.cli.options import Json, ModelFolder
-from stretto.cli.output import STDOUT, open_model, say, write_json
+from stretto.cli.output import STDOUT, open_model, say, writable, write_json
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ def depths(
     at_least: Annotated[int, Option(min=1, help="Leave out words that were met less often.")] = 1,
     dial: Annotated[float | None, Option(help="Depths at this dial; without it as the model was trained.")] = None,
     json: Json = None,
-    plot: Annotated[str | None, Option(metavar="FILE", help="Draw histograms of values and depths (.png …).")] = None,
+    plot: Annotated[
+        str | None, Option(metavar="FILE", help="Draw histograms of values and depths (.png …).", callback=writable)
+    ] = None,
 ) -> None:
     """Show the shallowest and the deepest words of a model that freezes words at their depths."""
     from stretto.view.plots import check_plot_path, depth_histograms

@@ -14,6 +14,7 @@ from typer import Argument
 
 from stretto.cli.options import Json
 from stretto.cli.output import STDOUT, write_json
+from stretto.cli.settings import field_types
 
 METHODS_EXAMPLES = """
 stretto methods
@@ -77,10 +78,18 @@ def describe(method: Any) -> dict[str, Any]:
 
 
 def settings_of(config: Any) -> list[dict[str, Any]]:
-    """Name, type, default and help (the string under the field) of every setting."""
-    helps = field_docs(config)
+    """Name, type, range, default and help (the string under the field) of every setting."""
+    from stretto.methods.settings import Range, limits
+
+    helps, kinds, ranges = field_docs(config), field_types(config), limits(config)
     return [
-        {"name": field.name, "type": str(field.type), "default": field.default, "help": helps.get(field.name, "")}
+        {
+            "name": field.name,
+            "type": inspect.formatannotation(kinds[field.name]),
+            "range": str(ranges[field.name]) if isinstance(ranges.get(field.name), Range) else None,
+            "default": field.default,
+            "help": helps.get(field.name, ""),
+        }
         for field in dataclasses.fields(config)
     ]
 

@@ -16,6 +16,7 @@ from stretto.cli.output import (
     point_rows,
     say,
     worth_showing,
+    writable,
     write_json,
 )
 
@@ -38,7 +39,9 @@ def evaluate(
     batch_size: BatchSize = 32,
     dtype: Dtype = "float32",
     json: Json = None,
-    plot: Annotated[str | None, Option(metavar="FILE", help="Draw score over cost (.png, .svg or .pdf).")] = None,
+    plot: Annotated[
+        str | None, Option(metavar="FILE", help="Draw score over cost (.png, .svg or .pdf).", callback=writable)
+    ] = None,
 ) -> None:
     """Measure score, cost and depth along the dial."""
     from stretto.bench.results import versions

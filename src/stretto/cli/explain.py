@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from stretto.cli.options import Dtype, Json, ModelFolder
-from stretto.cli.output import STDOUT, open_model, say, write_json, writing
+from stretto.cli.output import STDOUT, open_model, say, writable, write_json, writing
 from stretto.errors import StrettoError
 
 EXAMPLES = """
@@ -36,7 +36,9 @@ def explain(
     text: TextArgument,
     text_b: Annotated[str | None, Option(help="The second text of a pair.")] = None,
     dial: Annotated[float | None, Option(help="Trades score for cost; without it the model's own dial.")] = None,
-    html: Annotated[str | None, Option(metavar="FILE", help="Write a page with all layers and tokens.")] = None,
+    html: Annotated[
+        str | None, Option(metavar="FILE", help="Write a page with all layers and tokens.", callback=writable)
+    ] = None,
     dtype: Dtype = "float32",
     json: Json = None,
 ) -> None:

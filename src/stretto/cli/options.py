@@ -6,6 +6,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from stretto.cli.output import writable
+
 SOURCES = ".csv, .tsv, .jsonl, .parquet (or .gz), or a hub dataset"
 
 ModelFolder = Annotated[str, Argument(metavar="DIR", help="Model folder.")]
@@ -18,6 +20,6 @@ Split = Annotated[str | None, Option(help="Split of a hub dataset.")]
 
 BatchSize = Annotated[int, Option(min=1, help="Texts per batch.")]
 Dtype = Annotated[str, Option(help="float32 or int8.")]
-Json = Annotated[str | None, Option(metavar="[FILE]", help="Write JSON, to stdout without a FILE.")]
+Json = Annotated[str | None, Option(metavar="[FILE]", help="Write JSON, to stdout without a FILE.", callback=writable)]
 Rounds = Annotated[int, Option(min=1, help="Timed rounds.")]
 Seed = Annotated[int, Option(help="Seed of everything random.")]

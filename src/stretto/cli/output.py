@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -55,11 +56,38 @@ def writing(path: str | Path, newline: str | None = None) -> Iterator[IO[str]]:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        reason = error.strerror or str(error)
-        raise StrettoError(
-            f"Expected to write '{path}', got: {reason}. Nothing was left there. "
-            "Free some space or choose another place."
-        ) from error
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> StrettoError:
+    return StrettoError(
+        f"Expected to write '{path}', got: {error.strerror or error}. Nothing was left there. "
+        "Free some space or choose another place."
+    )
+
+
+def writable(target: str | None) -> str | None:
+    """The target itself; one that could not be written is refused now, before any work is done for it."""
+    if target is None or target == STDOUT or (Path(target).exists() and not Path(target).is_dir()):
+        return target
+    try:
+        if Path(target).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=Path(target).parent):
+            return target
+    except OSError as error:
+        raise unwritable(Path(target), error) from error
+
+
+@contextmanager
+def resumable(output: str | Path) -> Iterator[None]:
+    """Tell who presses Ctrl-C how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if Path(f"{Path(output)}.work").exists():
+            say(f"the run is kept in {Path(output)}.work; the same command goes on with it")
+        raise
 
 
 def _umask() -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from stretto.cli.options import Json, Split
-from stretto.cli.output import STDOUT, say, write_json
+from stretto.cli.output import STDOUT, resumable, say, write_json
 from stretto.cli.settings import config_types, parse, training_types
 from stretto.cli.train import TrainVerb, check_arguments
 from stretto.errors import StrettoError
@@ -44,7 +44,7 @@ def pretrain(
     text_file: Annotated[str, Argument(metavar="TEXT", help="A text per line (.txt) or row (.jsonl, .csv); or .gz.")],
     output: Annotated[str, Argument(metavar="OUTPUT", help="Folder for the encoder.")],
     tokenizer: Annotated[str | None, Option(help="Folder or hub name with a tokenizer to use.")] = None,
-    vocab_size: Annotated[int | None, Option(min=1, help="Learn a WordPiece tokenizer with so many entries.")] = None,
+    vocab_size: Annotated[int | None, Option(min=6, help="Learn a WordPiece tokenizer with so many entries.")] = None,
     cased: Annotated[bool, Option("--cased", help="The tokenizer learned tells A from a.")] = False,
     text: Annotated[str | None, Option(help="Column of the text, if its name is unusual.")] = None,
     split: Split = None,
@@ -107,14 +107,11 @@ def pretrain(
         used = open_tokenizer(tokenizer, vocab_size, cased, train_data, Path(f"{output}.work"))
         set_seed(seed)
         model = AlbertaForMaskedLM(AlbertaConfig(vocab_size=len(used), pad_token_id=used.pad_token_id, **sizes))
-        try:
-            method = make_gates(model.config, **of_gates) if gates else None
+        method = make_gates(model.config, **of_gates) if gates else None
+        with resumable(output):
             summary = pretrain_model(
                 model, used, train_data, dev_data, output, gates=method, progress=is_main_process(), **arguments
             )
-        except KeyboardInterrupt:
-            say(f"the run is kept in {output}.work; the same command goes on with it")
-            raise
     if not is_main_process():
         return
     if json != STDOUT:
@@ -168,14 +165,18 @@ def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: 
     from transformers import AutoTokenizer
 
     from stretto.folder import load_tokenizer, replacing
+    from stretto.journal import dataset_digest
     from stretto.wordpiece import train_tokenizer
 
     if name is not None:
         return load_tokenizer(name)
     assert vocab_size is not None
-    learned = work / f"tokenizer-{vocab_size}{'-cased' if cased else ''}"
+    learned = work / f"tokenizer-{vocab_size}{'-cased' if cased else ''}-{dataset_digest(data):08x}"
     if not learned.is_dir():
         say(f"learning a tokenizer from {len(data)} texts")
         with replacing(learned) as temporary:
             train_tokenizer([text for (text,) in data.texts], vocab_size, cased=cased).save_pretrained(temporary)
-    return AutoTokenizer.from_pretrained(learned)
+    found = AutoTokenizer.from_pretrained(learned)
+    if len(found) > vocab_size:
+        say(f"the tokenizer has {len(found)} entries, not {vocab_size}: every character of the texts takes one or two")
+    return found

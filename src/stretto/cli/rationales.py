@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from stretto.cli.options import Json, ModelFolder, Seed, Split
-from stretto.cli.output import STDOUT, on_terminal, open_model, say, write_json
+from stretto.cli.output import STDOUT, on_terminal, open_model, say, writable, write_json
 
 EXAMPLES = """
 stretto rationales reviews-model rationales.jsonl
@@ -30,7 +30,9 @@ def rationales(
     split: Split = None,
     seed: Seed = 42,
     json: Json = None,
-    plot: Annotated[str | None, Option(metavar="FILE", help="Draw both measures by layer (.png, .svg, .pdf).")] = None,
+    plot: Annotated[
+        str | None, Option(metavar="FILE", help="Draw both measures by layer (.png, .svg, .pdf).", callback=writable)
+    ] = None,
 ) -> None:
     """Compare what the model looks at with the words people marked.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from stretto.cli.options import BatchSize, Dtype, Json, Label, Labelled, ModelFolder, Seed, Split, Text, TextB
-from stretto.cli.output import STDOUT, on_terminal, open_model, point_formats, point_rows, say, write_json
+from stretto.cli.output import STDOUT, on_terminal, open_model, point_formats, point_rows, say, writable, write_json
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ def search(
     batch_size: BatchSize = 32,
     dtype: Dtype = "float32",
     json: Json = None,
-    plot: Annotated[str | None, Option(metavar="FILE", help="Draw the first and last frontier (.png …).")] = None,
+    plot: Annotated[
+        str | None, Option(metavar="FILE", help="Draw the first and last frontier (.png …).", callback=writable)
+    ] = None,
 ) -> None:
     """Search how many tokens each layer should keep, for every budget.
 

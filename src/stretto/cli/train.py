@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from stretto.cli.options import SOURCES, Label, Split, Text, TextB
-from stretto.cli.output import point_formats, point_rows, say, words, worth_showing
+from stretto.cli.output import point_formats, point_rows, resumable, say, words, worth_showing
 from stretto.cli.settings import all_types, sort_settings, take_flags
 from stretto.cli.verbs import Verb, with_json_target
 from stretto.errors import StrettoError
@@ -175,16 +175,19 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
     from transformers import set_seed
 
     from stretto.folder import quiet_transformers
+    from stretto.methods import METHODS
+    from stretto.model import make_config
     from stretto.training import DEFAULTS
     from stretto.training import train as train_model
 
     config, arguments = sort_settings(run.method, loose)
+    make_config(METHODS[run.method], config)  # unfit settings are named before any work is done
     check_output(run)
     check_arguments({**DEFAULTS, **arguments})
     seed = arguments.get("seed", DEFAULTS["seed"])
     set_seed(seed)  # exits start from random weights
     model, train_data, dev_data = open_run(run, config, seed)
-    with quiet_transformers():
+    with quiet_transformers(), resumable(run.output):
         train_model(
             model, train_data, dev_data, run.output, skip=run.skip, attention_dropout=run.attention_dropout,
             progress=is_main_process(), **arguments,

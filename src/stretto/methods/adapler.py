@@ -34,7 +34,8 @@ import torch
 from torch import Tensor, nn
 
 from stretto.engine.reference import ReferenceEngine
-from stretto.methods.base import Dial, FinetuningConfig, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.base import Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share, Size, Weight
 from stretto.saliency import saliency
 from stretto.state import Decision, Inputs, State
 from stretto.tasks import Task
@@ -48,27 +49,27 @@ THETA_LEAST = 0.01
 
 @dataclass(frozen=True)
 class AdapLeRConfig(FinetuningConfig):
-    adaptive_epochs: float = 5
+    adaptive_epochs: Epochs = 5
     """Epochs of adaptive training (the second stage)."""
-    adaptive_learning_rate: float = 3e-5
+    adaptive_learning_rate: LearningRate = 3e-5
     """Learning rate of the backbone in the second stage."""
-    predictor_learning_rate: float = 1e-3
+    predictor_learning_rate: LearningRate = 1e-3
     """Learning rate of the contribution predictors."""
-    threshold_learning_rate: float = 5e-4
+    threshold_learning_rate: LearningRate = 5e-4
     """Learning rate of the thresholds η and amplifiers θ."""
-    gamma: float = 5e-3
+    gamma: Weight = 5e-3
     """γ: weight of the predictors' divergence from saliency (published: 5e-3 for SST-2, IMDB; 1e-1 for AG News)."""
-    phi: float = 5e-4
+    phi: Weight = 5e-4
     """φ: weight of the number of tokens (published: 5e-4 for SST-2, IMDB; 1e-1 for AG News)."""
-    beta: float = 0.1
+    beta: Weight = 0.1
     """β: slope of the soft removal above the threshold."""
-    predictor_size: int = 32
+    predictor_size: Size = 32
     """Hidden size of a contribution predictor."""
-    eta: float = 0.25
+    eta: Share = 0.25
     """η: where the thresholds start."""
-    retrain_epochs: float = 0
+    retrain_epochs: Epochs = 0
     """Epochs of a third stage: the weights get used to tokens that really leave. Cheap, as texts are short by then."""
-    retrain_learning_rate: float = 3e-5
+    retrain_learning_rate: LearningRate = 3e-5
     """Learning rate of the third stage."""
 
 

@@ -3,8 +3,8 @@
 The first k layers run as they are. From what they made of the first token, a structure predictor shares out a
 probability among the upper (adaptive) layers: that this many of them are needed. Summed up from the top it becomes a
 gate for each layer, a factor on what its attention and its FFN add; gates fall from layer to layer. In training layers
-run with their gates, so that the task's loss alone teaches the predictor; when serving, a sequence leaves before the
-first layer whose gate is too small, and the model's own head answers.
+run with their gates, so that the loss teaches the predictor; when serving, a sequence leaves before the first layer
+whose gate is too small, and the model's own head answers.
 
 Li, Li, Wang: *From Static to Dynamic: A Deeper, Faster, and Adaptive Language Modeling Approach* (ALBERTa).
 
@@ -24,9 +24,9 @@ token head reads the states they have then. For an encoder pretrained with its g
 `stretto.pretraining`.
 
 Dial: γ, the gate below which a layer is not run. 0 runs all layers with their gates, as the training texts do that do
-not leave. Off is -1: gates
-are ignored and the full model answers as plain transformers would; after training with gates that is a comparison, not
-the model that was trained. The predictor is run and counted there too, so that cost never rises along the dial.
+not leave. Off is -1: gates are ignored and the full model answers as plain transformers would; after training with
+gates that is a comparison, not the model that was trained. The predictor is run and counted there too, so that cost
+never rises along the dial.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial, FinetuningConfig, Method, Shape, Stage, TrainingBatch
+from stretto.methods.base import Dial, Method, Shape, Stage, TrainingBatch
+from stretto.methods.settings import Count, Epochs, FinetuningConfig, LearningRate, Share, Size, TrueShare, Weight
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
@@ -47,23 +48,23 @@ IGNORED, GATED = -1.0, 0.0  # dials at which all layers run, without and with th
 
 @dataclass(frozen=True)
 class ALBERTaConfig(FinetuningConfig):
-    num_train_epochs: float = 3
+    num_train_epochs: Epochs = 3
     """Epochs of ordinary fine-tuning (the first stage); 0 leaves it out, for encoders pretrained with gates."""
-    gate_epochs: float = 3
+    gate_epochs: Epochs = 3
     """Epochs of training with gates (the second stage)."""
-    gate_learning_rate: float = 6e-5
+    gate_learning_rate: LearningRate = 6e-5
     """Learning rate of the backbone in the second stage."""
-    predictor_learning_rate: float = 1e-3
+    predictor_learning_rate: LearningRate = 1e-3
     """Learning rate of the structure predictor."""
-    static_layers: int = 0
+    static_layers: Count = 0
     """k: layers that always run, without a gate; 0 means a third of them."""
-    depth_penalty: float = 0.02
+    depth_penalty: Weight = 0.02
     """μ: what a fully open gate costs in loss, also of texts that leave before its layer; 0 as published."""
-    exit_share: float = 0.8
+    exit_share: Share = 0.8
     """Part of the training texts that leave after a layer drawn at random, anew in every step; 0 as published."""
-    predictor_size: int = 64
+    predictor_size: Size = 64
     """Hidden size of the structure predictor."""
-    initial_gate: float = 0.95
+    initial_gate: TrueShare = 0.95
     """About how far the last layer's gate is open when training starts."""
     early_exit: bool = True
     """Whether sequences leave by the dial; without, all layers run with their gates."""
@@ -127,8 +128,6 @@ class ALBERTa(Method):
                 f"Expected static_layers between 1 and {shape.n_layers - 1}, got {config.static_layers} for "
                 f"{shape.n_layers} layers. Leave at least one layer to be gated."
             )
-        if not 0 < config.initial_gate < 1:
-            raise StrettoError(f"Expected initial_gate between 0 and 1, got {config.initial_gate}. Try 0.95.")
         if not config.early_exit:
             self.dial = Dial(
                 "gate", "0 runs all layers with their gates, -1 all without",

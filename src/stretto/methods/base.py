@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -40,11 +41,11 @@ class Dial:
 
     def check(self, value: float | Tensor) -> None:
         values = torch.as_tensor(value, dtype=torch.float64)
-        if bool(((values < self.lower) | (values > self.upper) | values.isnan()).any()):
-            raise StrettoError(
-                f"Expected the dial '{self.name}' between {self.lower:g} and {self.upper:g}, got {value}. "
-                f"It means: {self.meaning}."
-            )
+        if bool(((values < self.lower) | (values > self.upper) | ~values.isfinite()).any()):
+            ends = f"between {self.lower:g} and {self.upper:g}"
+            if math.isinf(self.upper):
+                ends = f"of {self.lower:g} or more, and finite"
+            raise StrettoError(f"Expected the dial '{self.name}' {ends}, got {value}. It means: {self.meaning}.")
 
 
 def spaced(off: float, cheapest: float, steps: int = 40) -> tuple[float, ...]:
@@ -61,16 +62,6 @@ class Shape:
     n_labels: int
     mask_id: int | None = None
     """The token that stands for a masked one."""
-
-
-@dataclass(frozen=True)
-class FinetuningConfig:
-    """Settings of the first stage, which most methods share (`Method.finetuning`)."""
-
-    num_train_epochs: float = 3
-    """Epochs of ordinary fine-tuning (the first stage)."""
-    learning_rate: float = 5e-5
-    """Learning rate of ordinary fine-tuning."""
 
 
 @dataclass(frozen=True)

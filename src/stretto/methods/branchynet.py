@@ -28,6 +28,7 @@ from stretto.errors import StrettoError
 from stretto.methods.base import Method, Pass, Shape, Stage
 from stretto.methods.deebert import ENTROPY_DIAL, entropy, exits_stage
 from stretto.methods.exits import ExitConfig
+from stretto.methods.settings import Epochs, LearningRate
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
@@ -36,9 +37,9 @@ from stretto.tasks import Task
 class JointConfig(ExitConfig):
     """Settings shared by the methods that train backbone and exits together."""
 
-    joint_epochs: float = 1
+    joint_epochs: Epochs = 1
     """Epochs of training backbone and exits together, after both have been trained apart."""
-    joint_exit_learning_rate: float = 3e-4
+    joint_exit_learning_rate: LearningRate = 3e-4
     """Learning rate of the exits while they train together with the backbone."""
 
 

@@ -25,17 +25,17 @@ layers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from stretto.engine.reference import ReferenceEngine
-from stretto.errors import StrettoError
 from stretto.methods.base import Dial, Notes, Shape, Stage
 from stretto.methods.depths import WordDepthConfig, WordDepths
+from stretto.methods.settings import Positive, Range, TrueShare
 from stretto.state import Inputs
 from stretto.tasks import Task
 from stretto.words import Tally, Words, words_in
@@ -43,14 +43,14 @@ from stretto.words import Tally, Words, words_in
 
 @dataclass(frozen=True)
 class DepthMIConfig(WordDepthConfig):
-    smoothing: float = 0.1
+    smoothing: Positive = 0.1
     """Added to each of the four counts behind a word and a label, so that none is 0."""
-    least_information: float = 1e-12
+    least_information: TrueShare = 1e-12
     """ε: what counts as no information. It decides the cost: words at or below it set the deepest bin, so a smaller one
     makes all bins wider and all other words shallower."""
-    training_strength: float = 1.0
+    training_strength: Positive = 1.0
     """The dial that training freezes words at. To serve far beyond the depths of the table, train there."""
-    label_bins: int = 5
+    label_bins: Annotated[int, Range(2)] = 5
     """For regression: bins of equal size that take the place of labels."""
 
 
@@ -70,7 +70,7 @@ def mutual_information(texts_with: Tensor, texts: Tensor, smoothing: float) -> T
         (neither, label_only, word_only),
     ):
         found += cell / total * (cell * total / ((cell + same_word) * (cell + same_label))).log()
-    return found.sum(dim=1)
+    return found.sum(dim=1).clamp(min=0)  # of words without information it may be -1e-16
 
 
 def equal_width_depths(information: Tensor, n_depths: int, least: float) -> Tensor:
@@ -111,15 +111,6 @@ class DepthMI(WordDepths):
     )  # fmt: skip
 
     def __init__(self, config: DepthMIConfig, shape: Shape, task: Task) -> None:
-        if not 0 < config.least_information < 1:
-            raise StrettoError(
-                f"Expected a least_information between 0 and 1, got {config.least_information}. Choose 1e-12, say."
-            )
-        if not 0 < config.training_strength < math.inf:
-            raise StrettoError(
-                f"Expected a training_strength above 0 and finite, got {config.training_strength}: at 0 no word is "
-                "frozen. Choose 1 for the depths of the table."
-            )
         super().__init__(config, shape, task, width=2)  # MI(x) and d(x)
 
     def stages(self) -> list[Stage]:

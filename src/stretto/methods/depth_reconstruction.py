@@ -36,6 +36,7 @@ from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
 from stretto.methods.base import Dial, Notes, Shape, Stage, TrainingBatch
 from stretto.methods.depths import WordDepthConfig, WordDepths
+from stretto.methods.settings import Count, Epochs, LearningRate, Positive, SomeShare
 from stretto.reconstruction import (
     AnytimeLM,
     choose_words,
@@ -51,19 +52,19 @@ from stretto.tasks import Task
 
 @dataclass(frozen=True)
 class DepthReconstructionConfig(WordDepthConfig):
-    penalty: float = 0.1
+    penalty: Positive = 0.1
     """λ that the model is trained with (published: 0.1)."""
-    reconstruction_epochs: float = 2
+    reconstruction_epochs: Epochs = 2
     """Epochs of training the masked language model."""
-    reconstruction_learning_rate: float = 5e-5
+    reconstruction_learning_rate: LearningRate = 5e-5
     """Learning rate of its encoder."""
-    reconstruction_head_learning_rate: float = 1e-3
+    reconstruction_head_learning_rate: LearningRate = 1e-3
     """Learning rate of its head."""
-    mask_share: float = 0.15
+    mask_share: SomeShare = 0.15
     """Part of the words that is masked at a time."""
     unlabelled: str = ""
     """File of texts without labels to train it on and to fill the table from; without it the training texts."""
-    table_texts: int = 2000
+    table_texts: Count = 2000
     """How many of the texts fill the table; 0 means all. Each takes 1 / mask-share passes."""
     keep_estimator: bool = False
     """Save the masked language model too, for depths of single occurrences. Doubles the size of the model."""

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from stretto.encoding import NO_WORD
 from stretto.errors import StrettoError
-from stretto.methods.base import FinetuningConfig, Method, Shape, Stage, TrainingBatch
+from stretto.methods.base import Method, Shape, Stage, TrainingBatch
 from stretto.methods.pooled_head import PooledHead
+from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share
 from stretto.state import Decision, State
 from stretto.tasks import Task
 from stretto.words import Tally, WordTable
@@ -31,15 +32,15 @@ from stretto.words import Tally, WordTable
 class DepthConfig(FinetuningConfig):
     """Settings shared by the methods that give every token a depth."""
 
-    depth_epochs: float = 3
+    depth_epochs: Epochs = 3
     """Epochs of the stage that trains with tokens frozen at their depths."""
-    depth_learning_rate: float = 3e-5
+    depth_learning_rate: LearningRate = 3e-5
     """Learning rate of the backbone in that stage."""
-    head_learning_rate: float = 1e-3
+    head_learning_rate: LearningRate = 1e-3
     """Learning rate of the pooled head."""
-    dropout: float = 0.1
+    dropout: Share = 0.1
     """Dropout inside the pooled head."""
-    full_share: float = 0.2
+    full_share: Share = 0.2
     """Part of the training texts that run in full, so that the full model keeps its answers."""
 
 
@@ -105,11 +106,6 @@ class WordDepths(DepthAdaptive):
 
     def __init__(self, config: WordDepthConfig, shape: Shape, task: Task, width: int) -> None:
         super().__init__(config, shape, task)
-        if config.head not in ("pooled", "model") or config.special not in ("full", "deepest"):
-            raise StrettoError(
-                "Expected a head among 'pooled' and 'model', and special among 'full' and 'deepest', got "
-                f"'{config.head}' and '{config.special}'. Choose among them."
-            )
         self.table = WordTable(width)
 
     def own_head(self) -> PooledHead | None:
@@ -131,6 +127,8 @@ class WordDepths(DepthAdaptive):
         """[V] the depth of every word of the table."""
         self.check_table()
         rows = torch.arange(len(self.table), device=self.table.keys.device)
+        if dial == self.dial.off:
+            return torch.full_like(rows, self.shape.n_layers)
         return self.word_depths(rows, torch.full_like(rows, dial, dtype=torch.float64))
 
     def check_table(self) -> None:

@@ -14,27 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-from stretto.errors import StrettoError
+from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share
 from stretto.state import State
 
 Pool = Literal["mean", "cls"]
 
 
 @dataclass(frozen=True)
-class ExitConfig:
+class ExitConfig(FinetuningConfig):
     """Settings shared by the methods that train exits."""
 
-    num_train_epochs: float = 3
-    """Epochs of ordinary fine-tuning (the first stage)."""
-    learning_rate: float = 5e-5
-    """Learning rate of the backbone and its head."""
-    exit_epochs: float = 10
+    exit_epochs: Epochs = 10
     """Epochs of the stage that trains the exits on the frozen backbone (cheap: it is read only once)."""
-    exit_learning_rate: float = 1e-3
+    exit_learning_rate: LearningRate = 1e-3
     """Learning rate of the exits."""
     pool: Pool = "mean"
     """What an exit reads: 'mean' of the live tokens, or 'cls' as published."""
-    dropout: float = 0.1
+    dropout: Share = 0.1
     """Dropout inside the exits."""
 
 
@@ -43,8 +39,6 @@ class ExitHeads(nn.Module):
 
     def __init__(self, d: int, n_exits: int, n_labels: int, pool: Pool, dropout: float) -> None:
         super().__init__()
-        if pool not in ("mean", "cls"):
-            raise StrettoError(f"Expected pool to be 'mean' or 'cls', got '{pool}'. Choose one of them.")
         self.pool = pool
         self.poolers = nn.ModuleList(nn.Linear(d, d) for _ in range(n_exits))
         self.classifiers = nn.ModuleList(nn.Linear(d, n_labels) for _ in range(n_exits))

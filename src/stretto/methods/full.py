@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stretto.methods.base import Dial, Method
+from stretto.methods.settings import FinetuningConfig
 
 
 @dataclass(frozen=True)
-class FullConfig:
-    num_train_epochs: float = 3
-    """Epochs of fine-tuning."""
-    learning_rate: float = 5e-5
-    """Learning rate."""
+class FullConfig(FinetuningConfig):
+    """Nothing of its own."""
 
 
 class Full(Method):

@@ -30,13 +30,14 @@ from torch import Tensor, nn
 from stretto.methods.base import Dial, Pass, Shape, Stage, spaced
 from stretto.methods.deebert import DeeBERT
 from stretto.methods.exits import ExitConfig
+from stretto.methods.settings import Weight
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
 class HaltingConfig(ExitConfig):
-    penalty: float = 0.05
+    penalty: Weight = 0.05
     """λ: what one more layer must be worth in correctness (0 to 1)."""
 
 

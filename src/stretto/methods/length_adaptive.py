@@ -33,23 +33,24 @@ import torch
 from torch import Tensor
 
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial, FinetuningConfig, Method, Shape, Stage, TrainingBatch
+from stretto.methods.base import Dial, Method, Shape, Stage, TrainingBatch
 from stretto.methods.selection import drop_all_but, remember_length
+from stretto.methods.settings import Count, Epochs, FinetuningConfig, LearningRate, Share
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
 class LengthDropConfig(FinetuningConfig):
-    drop_epochs: float = 5
+    drop_epochs: Epochs = 5
     """Epochs of training with LengthDrop (the second stage)."""
-    drop_learning_rate: float = 2e-5
+    drop_learning_rate: LearningRate = 2e-5
     """Learning rate of the second stage."""
-    length_drop: float = 0.2
+    length_drop: Share = 0.2
     """p: the largest part of its tokens that a layer may drop while training."""
-    layer_drop: float = 0.2
+    layer_drop: Share = 0.2
     """Probability with which a sub-model skips a layer while training."""
-    random_models: int = 2
+    random_models: Count = 2
     """n_s: random sub-models per step, beside the full and the smallest one."""
 
 

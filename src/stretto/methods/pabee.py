@@ -27,13 +27,14 @@ from torch import Tensor
 
 from stretto.methods.base import Dial, Shape
 from stretto.methods.branchynet import JointConfig, JointExits
+from stretto.methods.settings import Weight
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
 class PABEEConfig(JointConfig):
-    tolerance: float = 0.05
+    tolerance: Weight = 0.05
     """Regression: answers closer than this agree (in the unit of the labels)."""
 
 

@@ -34,8 +34,9 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial, FinetuningConfig, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.base import Dial, Method, Notes, Shape, Stage, TrainingBatch
 from stretto.methods.selection import AT_LEAST, ranks
+from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Size, Weight
 from stretto.state import Decision, Inputs, State
 from stretto.tasks import Task
 
@@ -45,19 +46,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PowerBERTConfig(FinetuningConfig):
-    search_epochs: float = 3
+    search_epochs: Epochs = 3
     """Epochs of the search for how many tokens each layer keeps (the second stage)."""
-    search_learning_rate: float = 2e-5
+    search_learning_rate: LearningRate = 2e-5
     """Learning rate of the backbone while searching."""
-    retention_learning_rate: float = 1e-2
+    retention_learning_rate: LearningRate = 1e-2
     """Learning rate of the weights r that the search looks for."""
-    penalty: float = 3e-3
+    penalty: Weight = 3e-3
     """λ: what a token in the last layer must be worth in loss. More drops more tokens."""
-    max_tokens: int = 512
+    max_tokens: Size = 512
     """Longest text the search tells places apart in; of a longer one no layer keeps more than this."""
-    retrain_epochs: float = 3
+    retrain_epochs: Epochs = 3
     """Epochs of training with the other tokens dropped (the third stage)."""
-    retrain_learning_rate: float = 3e-5
+    retrain_learning_rate: LearningRate = 3e-5
     """Learning rate of the third stage."""
 
 

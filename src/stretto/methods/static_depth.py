@@ -24,17 +24,18 @@ from stretto.errors import StrettoError
 from stretto.methods.base import Dial, Method, Pass, Shape, Stage
 from stretto.methods.deebert import exits_stage
 from stretto.methods.exits import ExitConfig
+from stretto.methods.settings import Count, Epochs, LearningRate
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
 class StaticDepthConfig(ExitConfig):
-    depth: int = 0
+    depth: Count = 0
     """Layers to keep; 0 means half of them."""
-    shallow_epochs: float = 1
+    shallow_epochs: Epochs = 1
     """Epochs of fine-tuning the kept layers with their own exit, after both have been trained apart."""
-    shallow_exit_learning_rate: float = 3e-4
+    shallow_exit_learning_rate: LearningRate = 3e-4
     """Learning rate of the exit while it trains together with the layers."""
 
 

@@ -31,15 +31,16 @@ from torch.nn.functional import cross_entropy
 from stretto.methods.base import Dial, Shape, Stage, TrainingBatch, spaced
 from stretto.methods.depths import DepthAdaptive, DepthConfig
 from stretto.methods.halting import depth_at_quantile, oracle_depth
+from stretto.methods.settings import Epochs, Weight
 from stretto.state import State
 from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
 class TokenHaltingConfig(DepthConfig):
-    anytime_epochs: float = 1
+    anytime_epochs: Epochs = 1
     """Epochs of training the pooled head to answer after every layer, together with the backbone."""
-    penalty: float = 0.05
+    penalty: Weight = 0.05
     """λ: what one more layer must be worth in correctness (0 to 1)."""
 
 
