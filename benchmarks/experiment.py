@@ -23,6 +23,7 @@ import transformers
 from stretto import AdaptiveModel, __version__, train
 from stretto.bench.baselines import GemmLimit, hugging_face, padded_flops
 from stretto.bench.model import packed_contender
+from stretto.bench.results import cpu_name
 from stretto.bench.timing import Contender, interleaved
 from stretto.bench.timing import Timed as Result
 from stretto.data import Dataset, load, sample, split_off
@@ -151,7 +152,8 @@ class Experiment:
             )
             parts = self.spec.accumulate
             train(
-                model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed, bf16=self.trains_in_bf16,
+                model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed,
+                bf16=self.trains_in_bf16,
                 attention_dropout=None if key.startswith("full") else self.spec.attention_dropout,
                 per_device_train_batch_size=32 // parts, gradient_accumulation_steps=parts,
             )  # fmt: skip
@@ -190,8 +192,9 @@ class Experiment:
                     flops, time = gains(results[products_of("full")], results[products_of(job.name)])
                     row["tracking_of_products"] = time / flops
                 found.setdefault(job.key, {}).setdefault(job.point, {})[str(size)] = row
-        threads = torch.get_num_threads()
-        self.write("clock", {"sequences": sequences, "rounds": rounds, "threads": threads, "methods": found})
+        cpu = f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
+        about = {"sequences": sequences, "rounds": rounds, "threads": torch.get_num_threads(), "cpu": cpu}
+        self.write("clock", {**about, "methods": found})
 
     def contenders(
         self, full: Timed, jobs: Sequence[Timed], texts: Sequence[Any], size: int, with_products: bool
