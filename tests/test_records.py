@@ -55,7 +55,7 @@ def test_named_columns_beat_the_guesses(tmp_path: Path) -> None:
         ("body,label", Columns(), ["expected one column", "got none among the columns 'body', 'label'", "--text"]),
         ("text,review,label", Columns(), ["got text and review among", "--text"]),
         ("text,premise,hypothesis", Columns(), ["got premise+hypothesis and text among", "--text-b"]),
-        ("text,mood", Columns(), ["hold the label, got none among the columns 'mood'", "--label"]),
+        ("text,mood", Columns(), ["hold the label, got none among the columns 'text', 'mood'", "--label"]),
         ("text,class,score", Columns(), ["hold the label, got score and class", "--label"]),
         ("text,label", Columns(text="txt"), ["expected a column 'txt', got the columns 'text', 'label'", "--text."]),
         ("text,label", Columns("text", "txt"), ["expected a column 'txt'", "--text-b."]),
