@@ -50,9 +50,9 @@ LONG: dict[str, dict[str, Any]] = {
     "depth_reconstruction": {
         "head": "model",
         "depth_learning_rate": 5e-5,
-        "reconstruction_epochs": 1,
+        "reconstruction_epochs": 0.5,
         "depth_epochs": 1,
-        "table_texts": 500,
+        "table_texts": 300,
     },
 }
 #: As by default.
@@ -65,6 +65,12 @@ DIALS = {
     "token_halting": (1.0, 0.9, 0.7, 0.5, 0.3),
     "depth_reconstruction": (0.0, 0.001, 0.05, 0.1, 0.2),
     "alberta": (-1.0, 0.0, 0.3, 0.5, 0.7, 0.9, 0.95),
+}
+#: Long texts at still fewer.
+LONG_DIALS = {
+    "depth_mi": (0.0, 0.5, 0.8, 1.0, 1.25),
+    "token_halting": (1.0, 0.9, 0.7, 0.5),
+    "depth_reconstruction": (0.0, 0.05, 0.1, 0.2),
 }
 FIRST_LAYERS = (1, 2, 4, 6, 8, 10)
 SETS = {
@@ -81,7 +87,7 @@ SETS = {
     "mr": CurveSet("mr.all", None, None, 2, rows=WORDS, dials=DIALS),
     "imdb": CurveSet(
         "imdb.train", None, "imdb.test", 2, limit=3333, test_limit=1000, chosen_on=1000, max_length=256, accumulate=2,
-        attention_dropout=0.0, rows=LONG, dials=DIALS,
+        attention_dropout=0.0, rows=LONG, dials=LONG_DIALS,
     ),
     "mrpc": CurveSet("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3, rows=GATES, dials=DIALS),
     "wnut17": CurveSet(

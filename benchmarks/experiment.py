@@ -56,7 +56,7 @@ class Set:
     bf16: bool = False
     """Train under bfloat16 autocast where the processor computes in it; everything is measured in float32."""
     attention_dropout: float | None = None
-    """Of all training but the full model's; None: the encoder's own."""
+    """While training; None: the encoder's own."""
     accumulate: int = 1
     """Parts a training batch of 32 is computed in: long texts need the memory."""
 
@@ -119,8 +119,8 @@ class Experiment:
 
     @property
     def trains_in_bf16(self) -> bool:
-        """A processor without bfloat16 would be several times slower at it than at float32."""
-        return self.spec.bf16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        """A processor without bfloat16 would be several times slower at it than at float32: oneDNN emulates it."""
+        return self.spec.bf16 and bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
     def write(self, key: str, value: Any) -> None:
         self.rows[key] = value
@@ -153,8 +153,7 @@ class Experiment:
             parts = self.spec.accumulate
             train(
                 model, self.train, self.dev, folder, skip=skip, progress=False, seed=self.seed,
-                bf16=self.trains_in_bf16,
-                attention_dropout=None if key.startswith("full") else self.spec.attention_dropout,
+                bf16=self.trains_in_bf16, attention_dropout=self.spec.attention_dropout,
                 per_device_train_batch_size=32 // parts, gradient_accumulation_steps=parts,
             )  # fmt: skip
         return AdaptiveModel.from_pretrained(folder)

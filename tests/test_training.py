@@ -195,8 +195,9 @@ def test_the_same_plan_in_other_words_is_the_same(tmp_path: Path, monkeypatch: p
             train(learner(), data, data, tmp_path / "out", attention_dropout=nothing, **QUICK)
 
 
-def test_attention_is_unfused_while_training_and_as_before_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("dropout", "kernel"), [(0.1, "eager"), (0.0, "sdpa")])
+def test_attention_with_dropout_is_unfused_while_training_and_as_before_afterwards(
+    dropout: float, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, seen = learner("length_adaptive"), set()
     before, compute_loss = model.encoder.config._attn_implementation, StageTrainer.compute_loss
@@ -206,8 +207,8 @@ def test_attention_is_unfused_while_training_and_as_before_afterwards(
         return compute_loss(trainer, *args, **named)
 
     monkeypatch.setattr(StageTrainer, "compute_loss", watched)
-    train(model, tiny_reviews(32), tiny_reviews(16, seed=1), tmp_path / "out", **QUICK)
-    assert seen == {"eager"}
+    train(model, tiny_reviews(32), tiny_reviews(16, seed=1), tmp_path / "out", attention_dropout=dropout, **QUICK)
+    assert seen == {kernel}
     assert model.encoder.config._attn_implementation == before == "sdpa"
 
 

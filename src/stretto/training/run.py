@@ -144,11 +144,12 @@ def dropout_in_attention(backbone: Backbone, probability: float | None) -> Itera
 
 
 @contextmanager
-def unfused_attention(encoder: Any) -> Iterator[None]:
-    """Inside, attention is plain products on a CPU: torch's fused kernel has no dropout there, and what stands in for
-    it is slower than they are."""
+def unfused_where_dropped(backbone: Backbone) -> Iterator[None]:
+    """Inside, attention with dropout is plain products on a CPU: torch's fused kernel has no dropout there, and what
+    stands in for it is slower than they are."""
+    encoder = backbone.model
     before = encoder.config._attn_implementation
-    if encoder.device.type == "cpu":
+    if encoder.device.type == "cpu" and backbone.modules(0).attention_dropout.p > 0:
         encoder.set_attn_implementation("eager")
     try:
         yield
@@ -216,7 +217,7 @@ def run_stage(
     trainer.remove_callback(ProgressCallback if progress else PrinterCallback)
     if progress:
         trainer.add_callback(StageProgress)
-    with unfused_attention(model.encoder):
+    with unfused_where_dropped(model.backbone):
         trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     model.eval()
     shown = f"finishing {stage.name}" if progress else ""
