@@ -43,10 +43,10 @@ WORDS: dict[str, dict[str, Any]] = {
     "depth_reconstruction": {"reconstruction_epochs": 1, "depth_epochs": 2},
 }
 #: Long texts: the model's own head, which need not be learned anew from a few thousand texts; for what takes longest,
-#: one epoch and a table of fewer texts (each is read seven times).
+#: fewer epochs (long texts have more words to learn from) and a table of fewer texts (each is read seven times).
 LONG: dict[str, dict[str, Any]] = {
     "depth_mi": {"head": "model", "depth_learning_rate": 5e-5, "depth_epochs": 3, "training_strength": 1.25},
-    "token_halting": {"anytime_epochs": 1, "depth_epochs": 1},
+    "token_halting": {"anytime_epochs": 0.5, "depth_epochs": 1},
     "depth_reconstruction": {
         "head": "model",
         "depth_learning_rate": 5e-5,
