@@ -73,6 +73,7 @@ def test_methods_are_listed_and_described() -> None:
     described = json.loads(run("methods", "--json").stdout)["methods"]
     assert [method["name"] for method in described] == list(METHODS)
     assert all(method["dial"]["name"] and method["summary"] for method in described)
+    assert json.loads(run("methods", "--json", "deebert").stdout)["name"] == "deebert"
     result = run("methods", "debert")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "error: Expected a method among full" in result.stderr
@@ -121,6 +122,13 @@ def test_train_only_the_exits_of_a_model_that_knows_the_task(model: Path, data: 
     assert after.provenance["dev examples"] == 40
     assert all((b == a).all() for b, a in zip(before.encoder.parameters(), after.encoder.parameters(), strict=True))
     assert run(*args, "--overwrite").exit_code == 0
+
+
+def test_training_without_dev_scores(model: Path, data: Path, tmp_path: Path) -> None:
+    args = ["train", data, "--model", model, "--skip", "backbone", "--output", tmp_path / "out", *QUICK]
+    result = run(*args, "--eval-strategy", "no")
+    assert result.exit_code == 0, result.stderr
+    assert AdaptiveModel.from_pretrained(tmp_path / "out").operating_points
 
 
 def test_an_output_with_a_slash_behind_it(model: Path, data: Path, tmp_path: Path) -> None:
@@ -184,6 +192,10 @@ def test_an_interrupted_training_goes_on(
         (["--exit-epochs", "two"], "a number for --exit-epochs, got 'two'"),
         (["--optim", "adam"], "TrainingArguments accepts, got: adam is not a valid"),
         (["--eval-strategy", "steps"], "requires the save and eval strategy to match"),
+        (["--eval-strategy", "no", "--load-best-model-at-end"], "requires the save and eval strategy to match"),
+        (["--per-device-train-batch-size", "0"], "Expected --per-device-train-batch-size of at least 1, got 0"),
+        (["--seed", "-1"], "Expected a --seed from 0 to 2**32 - 1, got -1"),
+        (["--report-to", "tensorbord"], "TrainingArguments accepts, got: tensorbord is not supported"),
         (["--label", "stars"], "expected a column 'stars'"),
         (["--skip", "exit"], "Expected stages of deebert (backbone, exits) to skip, got exit"),
         (["--dev", "nowhere.csv"], "file not found"),
@@ -208,6 +220,7 @@ def test_training_is_refused_before_it_begins(
         ("model: 3\noutput: o\ndata: d\n", "Expected text for 'model', got 3"),
         ("model: m\noutput: o\ndata: d\noverwrite: 3\n", "Expected true or false for 'overwrite', got 3"),
         ("model: m\noutput: o\ndata: d\nsede: 3\n", "Did you mean --seed?"),
+        ("model: m\noutput: o\ndata: d\nmax_steps: {a: 1}\n", "Expected a single value for --max-steps"),
     ],
 )
 def test_bad_run_files(text: str, answer: str, tmp_path: Path) -> None:

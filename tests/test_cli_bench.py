@@ -36,10 +36,12 @@ def test_bench_model_knows_every_architecture(model_type: str, tmp_path: Path) -
 
 
 def test_bench_engine(tmp_path: Path) -> None:
-    args = ["bench", "engine", "--shapes", "tiny", "--mixes", "sst", "--batches", 2, "--rounds", 1, "--threads", 1]
+    args = ["bench", "engine", "--shapes", "tiny", "--mixes", "sst", "--batch-sizes", 2, "--rounds", 1, "--threads", 1]
     args += ["--no-onnx", "--dtypes", "float32", "--json", tmp_path / "e.json"]
     result = run(*args)
     assert result.exit_code == 0, result.stderr
     assert "drop_2x" in result.stdout
     assert json.loads((tmp_path / "e.json").read_text())["groups"]
+    assert "Expected to write" in run(*args[:-1], tmp_path / "nowhere" / "e.json").stderr
+    assert not (tmp_path / "nowhere").exists()
     assert "Expected a model shape" in run("bench", "engine", "--shapes", "huge", "--no-onnx").stderr

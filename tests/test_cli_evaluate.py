@@ -56,7 +56,7 @@ def test_a_plain_hugging_face_model_can_be_evaluated(encoder: Path, tmp_path: Pa
         ("text,label\na,good\n", ["--dials", "3"], "the dial 'entropy' between 0 and 1, got 3"),
         ("text,label\na,good\n", ["--plot", "p.doc"], "ending in .png, .svg, .pdf"),
         ("text,label\na,good\n", ["--dtype", "int4"], "float32, int8"),
-        ("text,label\na,good\n", ["--split", "test"], "Leave out --split"),
+        ("text,label\na,good\n", ["--split", "test"], "Leave the split out"),
     ],
 )
 def test_what_cannot_be_evaluated(content: str, flags: list[str], answer: str, model: Path, tmp_path: Path) -> None:

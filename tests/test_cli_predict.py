@@ -61,6 +61,37 @@ def test_predict_pairs_and_named_columns(model: Path, tmp_path: Path) -> None:
     assert json.loads(run("predict", model, named, "--text", "body").stdout)["body"] == "a film"
 
 
+def test_columns_may_be_kept_beside_the_answers(model: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.csv", "id,text,date\n7,a good film,1999\n8,dull,2001\n")
+    assert run("predict", model, source, "--keep", "id,date", "--output", tmp_path / "out.csv").exit_code == 0
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["id"], row["date"], row["text"]) for row in rows] == [
+        ("7", "1999", "a good film"),
+        ("8", "2001", "dull"),
+    ]
+    refused = run("predict", model, source, "--keep", "id,day")
+    assert refused.exit_code == 1
+    assert "expected the column 'day' to keep, got 'id', 'text', 'date'" in refused.stderr
+
+
+def test_the_input_is_not_overwritten(model: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.csv", "text\na good film\n")
+    refused = run("predict", model, source, "--output", tmp_path / "." / "in.csv")
+    assert refused.exit_code == 1
+    assert "Expected an output that is not the input" in refused.stderr
+    assert source.read_text() == "text\na good film\n"
+
+
+@pytest.mark.parametrize("flags", [["--text", "score"], ["--keep", "score"]])
+def test_a_column_called_as_a_part_of_the_answer(flags: list[str], model: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.csv", "text,score\na good film,fine\n")
+    refused = run("predict", model, source, *flags, "--output", tmp_path / "out.jsonl")
+    assert refused.exit_code == 1
+    assert "not called as parts of an answer (label, score, depth, cost), got 'score'" in refused.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 def test_predict_from_stdin_to_stdout(model: Path) -> None:
     lines = ["a good film", "", '{"text": "dull"}']
     for args in ((), ("-",)):

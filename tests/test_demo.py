@@ -103,3 +103,8 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StrettoError, match="an empty folder for the demo"):
         run_demo(Demo(), tmp_path)
     assert "Add --data" in run("demo", "--text", "body").stderr
+
+
+def test_a_wrong_name_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert run("demo", "--data", tmp_path / "nowhere.csv", "--output", tmp_path / "out").exit_code == 1
+    assert list(tmp_path.iterdir()) == []

@@ -160,7 +160,7 @@ def test_saved_folder(tmp_path: Path) -> None:
     assert load(tmp_path / "one").labels == [1, 0, 1]
     datasets.DatasetDict(train=hub_dataset(), test=hub_dataset().select([0, 1])).save_to_disk(tmp_path / "two")
     assert len(load(tmp_path / "two", split="test")) == 2
-    with pytest.raises(StrettoError, match=r"one: expected no split.*, got 'test'\. Leave out --split"):
+    with pytest.raises(StrettoError, match=r"one: expected no split.*, got 'test'\. Leave the split out"):
         load(tmp_path / "one", split="test")
 
 
@@ -206,7 +206,7 @@ def test_hidden_hub_labels_count_as_missing(tmp_path: Path) -> None:
         ("r.csv", CSV + "alone\n", [":4: expected 2 fields", "got 1", "Quote"]),
         ("r.csv", CSV + '"open,pos\nx,y\n', [":4: expected closed quotes", "unexpected end of data", "Close"]),
         ("r.tsv", 'text\tlabel\n"Hi" he said\ta\n', [":2: expected closed quotes", ".jsonl"]),
-        ("r.csv", CSV + "x" * 140_000 + ",pos\n", [":4: expected closed quotes", "field larger than field limit"]),
+        ("r.csv", CSV + "x" * (2**24 + 1) + ",pos\n", [":4: expected closed quotes", "field larger than field limit"]),
         ("r.csv", CSV + "fine, \n", [":4: expected a label in 'label', got none", "Fill it in"]),
         ("r.csv", CSV.encode() + b"caf\xe9,pos\n", [":4: expected UTF-8, got the byte 0xe9 at byte 4", "iconv"]),
         ("r.csv", CSV.encode("utf-16"), [":1: expected UTF-8, got the byte 0xff", "Save the file as UTF-8"]),
@@ -233,6 +233,12 @@ def test_bad_files(tmp_path: Path, name: str, content: str | bytes, words: list[
         list(read(path))
     assert str(info.value).startswith(f"{path}{words[0]}"), str(info.value)
     assert all(word in str(info.value) for word in words), str(info.value)
+
+
+def test_a_long_text_in_a_csv_file(tmp_path: Path) -> None:
+    text = "good " * 100_000
+    (record,) = read(write(tmp_path / "long.csv", f"text,label\n{text},1\n"))
+    assert record.texts == (text,)
 
 
 def test_a_truncated_gzip_file(tmp_path: Path) -> None:
@@ -280,7 +286,7 @@ def test_paths_are_not_taken_for_hub_ids(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_file_has_no_splits(tmp_path: Path) -> None:
-    with pytest.raises(StrettoError, match=r"r\.csv' and the split 'test'\. Leave out --split"):
+    with pytest.raises(StrettoError, match=r"r\.csv' and the split 'test'\. Leave the split out"):
         read(write(tmp_path / "r.csv", CSV), split="test")
 
 

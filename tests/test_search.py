@@ -243,6 +243,9 @@ def test_search_command(adaptive: Path, tmp_path: Path) -> None:
     elsewhere = run("search", adaptive, data, *FLAGS, "--output", tmp_path / "other", "--json")
     assert json.loads(elsewhere.stdout)["points"] == content["points"]
     assert not AdaptiveModel.from_pretrained(adaptive).method.config.frontier
+    again = ["search", adaptive, data, *FLAGS, "--output", tmp_path / "other"]
+    assert "which holds a finished model" in run(*again).stderr
+    assert run(*again, "--overwrite").exit_code == 0
 
 
 def test_search_command_goes_on(adaptive: Path, tmp_path: Path) -> None:

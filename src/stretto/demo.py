@@ -80,9 +80,9 @@ class Parts:
 def run_demo(demo: Demo, output: str | Path, *, progress: bool = True, tell: Tell = print) -> dict[str, Any]:
     """All of it; returns what is written to `output`/results.json."""
     output = Path(output)
-    keep_settings(demo, output)
     tell("1/5  Reading the data")
     parts = own_parts(demo) if demo.data else review_parts(demo)
+    keep_settings(demo, output)
     tell(
         f"     {len(parts.train)} texts to train on, {len(parts.dev)} to choose the dial, {len(parts.test)} to test on"
     )

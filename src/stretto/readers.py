@@ -32,6 +32,11 @@ Row = tuple[str, dict[str, Any]]  # where it begins ("reviews.csv:12"), and its 
 Rows = Generator[Row, None, None]  # it may be closed, and its file with it
 
 
+#: Characters of a csv field. Python's own limit, 2¹⁷, is below long texts; without any, a file with an open quote would
+#: be read to its end.
+LONGEST_FIELD = 2**24
+
+
 @dataclass
 class Table:
     """Rows, plus the names of class numbers, by the column that holds them (hub datasets and their parquet files)."""
@@ -47,7 +52,7 @@ def open_table(source: str, split: str | None = None, text_column: str = "text")
         return _dataset(source, split)
     if split is not None:
         raise StrettoError(
-            f"Expected a hub dataset to split, got '{source}' and the split '{split}'. Leave out --split."
+            f"Expected a hub dataset to split, got '{source}' and the split '{split}'. Leave the split out."
         )
     if source == "-":
         return Table(_stdin_rows(_lines("stdin", sys.stdin.buffer), text_column))
@@ -126,6 +131,7 @@ def _lines(source: str, stream: IO[bytes] | None = None) -> Generator[str, None,
 
 
 def _csv_rows(source: str, dialect: str = "excel") -> Rows:
+    csv.field_size_limit(LONGEST_FIELD)
     with closing(_lines(source)) as lines:  # at once, also when a row is bad: nobody knows when a traceback goes
         yield from _csv_values(source, csv.reader(lines, dialect, strict=True))  # strict: a stray quote is an error
 
@@ -263,7 +269,7 @@ def _dataset(source: str, split: str | None) -> Table:
             )
         found, source = found[split], f"{source}[{split}]"
     elif split is not None:
-        raise StrettoError(f"{source}: expected no split, for it is a single one, got '{split}'. Leave out --split.")
+        raise StrettoError(f"{source}: expected no split, for it is a single one, got '{split}'. Leave the split out.")
     features = found.features or {}  # unknown for some streamed datasets
     inner = {name: getattr(f, "feature", f) for name, f in features.items()}  # of a list, its elements
     classes = {name: tuple(f.names) for name, f in inner.items() if isinstance(f, datasets.ClassLabel)}

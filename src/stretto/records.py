@@ -7,7 +7,7 @@ the line.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,7 +15,7 @@ from typing import Any
 
 from stretto.errors import StrettoError
 from stretto.layouts import LAYOUTS, Columns, Label
-from stretto.readers import Table, open_table
+from stretto.readers import Table, listed, open_table
 
 __all__ = ["GUESS", "Columns", "Label", "Record", "read"]
 
@@ -30,7 +30,7 @@ class Record:
     label: Any  # a word or a number; a list of them, for each word; answers; None if there is none
     where: str  # "reviews.csv:12": the line where it begins (parquet and hub: the row, from 1)
     classes: tuple[str, ...] | None = None  # all label names, if the source declares them (a hub ClassLabel)
-    given: dict[str, Any] = field(default_factory=dict)  # the columns the texts came from, as they stand there
+    given: dict[str, Any] = field(default_factory=dict)  # columns as they stand there: those kept, those of the texts
 
 
 def read(
@@ -40,18 +40,21 @@ def read(
     columns: Columns = GUESS,
     split: str | None = None,
     labelled: bool = True,
+    keep: Sequence[str] = (),
 ) -> Iterator[Record]:
     """The records of `source` (a path, "-" or a hub id; see readers.py), one by one.
 
     `task` says what a row should hold (see layouts.py). `split` chooses a part of a hub dataset. With `labelled=False`
-    labels are not looked at (None), unless `columns` names theirs.
+    labels are not looked at (None), unless `columns` names theirs. `keep` names further columns that are `given`.
     """
     source = os.fspath(source)
     table = open_table(source, split, columns.text or "text")
-    return _records("stdin" if source == "-" else source, table, task, columns, labelled)
+    return _records("stdin" if source == "-" else source, table, task, columns, labelled, keep)
 
 
-def _records(source: str, table: Table, task: str, columns: Columns, labelled: bool) -> Iterator[Record]:
+def _records(
+    source: str, table: Table, task: str, columns: Columns, labelled: bool, keep: Sequence[str]
+) -> Iterator[Record]:
     with closing(table.rows) as rows:  # and its file, at once, also when a row is bad
         first = next(rows, None)
         if first is None:
@@ -60,10 +63,15 @@ def _records(source: str, table: Table, task: str, columns: Columns, labelled: b
             )
         # the first row settles the columns; a later row that lacks one is an error
         layout = LAYOUTS[task](source, list(first[1]), columns, table.classes, labelled)
+        if missing := [name for name in keep if name not in first[1]]:
+            raise StrettoError(
+                f"{source}: expected the column '{missing[0]}' to keep, got {listed(first[1])}. Name one of them."
+            )
+        given = tuple(dict.fromkeys((*keep, *layout.text_columns)))
         for where, row in chain([first], rows):
             texts = layout.texts(where, row)
             column = layout.label_column
             label = None if column is None else layout.label(where, row, column, texts)
             if label is None and labelled:
                 raise StrettoError(f"{where}: expected a label in '{column}', got none. Fill it in or remove the row.")
-            yield Record(texts, label, where, layout.classes, {name: row[name] for name in layout.text_columns})
+            yield Record(texts, label, where, layout.classes, {name: row.get(name) for name in given})

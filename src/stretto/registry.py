@@ -18,13 +18,16 @@ class Registry(Mapping[str, T]):
         self.kind, self.entries, self.hint = kind, entries, hint
 
     def __getitem__(self, name: str) -> T:
-        if name in self.entries:
+        if name in self:
             return self.entries[name]
-        close = difflib.get_close_matches(name, self.entries, n=1)
+        close = difflib.get_close_matches(str(name), self.entries, n=1)
         guess = f"Did you mean '{close[0]}'? " if close else ""
         raise StrettoError(
-            f"Expected a {self.kind} among {', '.join(self.entries)}; got '{name}'. {guess}{self.hint}".rstrip()
+            f"Expected a {self.kind} among {', '.join(self.entries)}; got {name!r}. {guess}{self.hint}".rstrip()
         )
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self.entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

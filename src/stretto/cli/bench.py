@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from stretto.cli.options import Dtype, Json, ModelFolder, Rounds, Seed, Split, Text, TextB
-from stretto.cli.output import STDOUT, numbers, on_terminal, open_model, words, write_json
+from stretto.cli.output import STDOUT, numbers, on_terminal, open_model, say_cut, words, writable, write_json
 from stretto.errors import StrettoError
 
 ENGINE_EXAMPLES = """
 stretto bench engine --json engine.json            # tens of minutes; the same command goes on after a stop
-stretto bench engine --shapes minilm-l6 --mixes sst --batches 1,32 --no-onnx
+stretto bench engine --shapes minilm-l6 --mixes sst --batch-sizes 1,32 --no-onnx
 """
 
 MODEL_EXAMPLES = """
@@ -21,12 +21,16 @@ stretto bench model reviews-model test.csv
 stretto bench model reviews-model test.csv --dials 0.1,0.3 --batch-sizes 1,64 --json bench.json
 """
 
+BatchSizes = Annotated[str, Option(help="Batch sizes, separated by commas.")]
+
 
 def engine(
-    json: Annotated[str | None, Option(metavar="[FILE]", help="Keep results here, after every combination.")] = None,
+    json: Annotated[
+        str | None, Option(metavar="[FILE]", help="Keep results here, after every combination.", callback=writable)
+    ] = None,
     shapes: Annotated[str, Option(help="Model shapes: bert-base, minilm-l6, tiny.")] = "bert-base,minilm-l6",
     mixes: Annotated[str, Option(help="Length mixes: sst, ag_news, imdb.")] = "sst,ag_news,imdb",
-    batches: Annotated[str, Option(help="Batch sizes.")] = "1,8,32",
+    batch_sizes: BatchSizes = "1,8,32",
     dtypes: Annotated[str, Option(help="float32, int8.")] = "float32,int8",
     rounds: Rounds = 9,
     seed: Seed = 0,
@@ -39,7 +43,8 @@ def engine(
 
     results = bench_engine(
         None if json in (None, STDOUT) else Path(str(json)),
-        shapes=words(shapes), mixes=words(mixes), batches=whole_numbers(batches, "--batches"), dtypes=words(dtypes),
+        shapes=words(shapes), mixes=words(mixes), dtypes=words(dtypes),
+        batches=whole_numbers(batch_sizes, "--batch-sizes"),
         rounds=rounds, seed=seed, threads=threads, onnx=onnx, progress=on_terminal(),
     )  # fmt: skip
     if json == STDOUT:
@@ -69,7 +74,7 @@ def model(
     text: Text = None,
     text_b: TextB = None,
     split: Split = None,
-    batch_sizes: Annotated[str, Option(help="Batch sizes, separated by commas.")] = "1,8,32",
+    batch_sizes: BatchSizes = "1,8,32",
     sequences: Annotated[int, Option(min=1, help="How many texts to sample.")] = 96,
     rounds: Rounds = 5,
     seed: Seed = 0,
@@ -85,6 +90,7 @@ def model(
     sizes = whole_numbers(batch_sizes, "--batch-sizes")
     loaded = open_model(model, dtype)
     texts = load(data, task=loaded.task.name, columns=Columns(text, text_b), split=split, labelled=False).texts
+    say_cut(loaded.encode(texts).truncated, len(texts), loaded)
     wanted = budget_dials(loaded) if dials is None else numbers(dials, "--dials")
     rows = bench_model(loaded, texts, wanted, sizes, rounds, seed, sequences=sequences, progress=on_terminal())
     about = {"model": model, "data": data, "dtype": dtype, "rounds": rounds, "seed": seed}

@@ -27,7 +27,7 @@ def demo(
     label: Label = None,
     task: Annotated[str, Option(help="classification, or regression if the labels are numbers.")] = "classification",
     limit: Annotated[int, Option(min=1, help="Most texts to train on.")] = 6000,
-    epochs: Annotated[float, Option(help="Epochs of fine-tuning.")] = 2,
+    epochs: Annotated[float, Option(min=0, help="Epochs of fine-tuning.")] = 2,
     rounds: Rounds = 5,
     seed: Seed = 42,
 ) -> None:

@@ -31,6 +31,8 @@ def methods(
     from stretto.methods import METHODS
     from stretto.view.tables import show_table
 
+    if name is None and json in METHODS:  # `methods --json deebert`: the name, not a file
+        name, json = json, STDOUT
     described = [describe(METHODS[method]) for method in ([name] if name else METHODS)]
     if json is not None:
         write_json(json, described[0] if name else {"methods": described})

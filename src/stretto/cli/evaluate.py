@@ -15,6 +15,7 @@ from stretto.cli.output import (
     point_formats,
     point_rows,
     say,
+    say_cut,
     worth_showing,
     writable,
     write_json,
@@ -59,15 +60,13 @@ def evaluate(
         label_names=loaded.task.label_names,
     )  # fmt: skip
     encoded = loaded.encode(examples.texts)
-    truncated = encoded.truncated
-    if truncated:
-        say(f"{truncated} of {len(examples)} texts were longer than {loaded.max_length} tokens and were cut")
+    say_cut(encoded.truncated, len(examples), loaded)
     points = sweep(loaded, examples, wanted, batch_size=batch_size, progress=on_terminal(), encoded=encoded)
     content = {
         "model": model,
         "data": data,
         "examples": len(examples),
-        "truncated": truncated,
+        "truncated": encoded.truncated,
         "method": loaded.method.name,
         "dial": {"name": loaded.method.dial.name, "off": loaded.method.dial.off, "default": loaded.dial},
         "main_metric": loaded.task.main_metric,

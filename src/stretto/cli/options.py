@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from stretto.cli.output import writable
 
-SOURCES = ".csv, .tsv, .jsonl, .parquet (or .gz), or a hub dataset"
+SOURCES = ".csv, .tsv, .jsonl (also .gz), .parquet, or a hub dataset"
 
 ModelFolder = Annotated[str, Argument(metavar="DIR", help="Model folder.")]
 Labelled = Annotated[str, Argument(metavar="DATA", help=f"Labelled texts: {SOURCES}.")]
@@ -22,4 +22,4 @@ BatchSize = Annotated[int, Option(min=1, help="Texts per batch.")]
 Dtype = Annotated[str, Option(help="float32 or int8.")]
 Json = Annotated[str | None, Option(metavar="[FILE]", help="Write JSON, to stdout without a FILE.", callback=writable)]
 Rounds = Annotated[int, Option(min=1, help="Timed rounds.")]
-Seed = Annotated[int, Option(help="Seed of everything random.")]
+Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Seed of everything random.")]

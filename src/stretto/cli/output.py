@@ -28,6 +28,12 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def say_cut(truncated: int, count: int, model: AdaptiveModel) -> None:
+    """Tell how many of the texts the model reads only the beginning of."""
+    if truncated:
+        say(f"{truncated} of {count} texts were longer than {model.max_length} tokens and were cut")
+
+
 def on_terminal() -> bool:
     """Whether progress bars make sense."""
     return is_main_process() and sys.stderr.isatty()

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from stretto.cli.options import BatchSize, Dtype, ModelFolder, Split, Text, TextB
-from stretto.cli.output import on_terminal, open_model, say, writing
+from stretto.cli.output import on_terminal, open_model, say, say_cut, words, writing
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 stretto predict reviews-model reviews.csv --output answers.jsonl
-stretto predict reviews-model reviews.csv --output answers.csv --dial 0.3 --batch-size 64
+stretto predict reviews-model reviews.csv --output answers.csv --keep id --dial 0.3 --batch-size 64
 echo "A fine film." | stretto predict reviews-model
 zcat texts.jsonl.gz | stretto predict reviews-model - --probabilities | head
 echo "Jane Doe lives in Paris" | stretto predict names-model                     # tags of the words, and entities
@@ -45,6 +45,7 @@ def predict(
     text: Text = None,
     text_b: TextB = None,
     split: Split = None,
+    keep: Annotated[str | None, Option(metavar="COLUMNS", help="More columns to write, such as id,date.")] = None,
     batch_size: BatchSize = 32,
     probabilities: Annotated[bool, Option("--probabilities", help="Write the probability of every label.")] = False,
     dtype: Dtype = "float32",
@@ -55,7 +56,7 @@ def predict(
     from stretto.records import Columns, read
 
     if output is not None:
-        check_output_name(output)
+        check_output(output, source)
     loaded = open_model(model, dtype)
     if output is not None and output.lower().endswith(".csv") and not loaded.task.flat:
         raise StrettoError(
@@ -67,7 +68,10 @@ def predict(
             f"Expected --probabilities for a model that chooses among labels, got one for the task {loaded.task.name}. "
             "Leave it out."
         )
-    records = read(source, task=loaded.task.name, columns=Columns(text, text_b), split=split, labelled=False)
+    records = read(
+        source, task=loaded.task.name, columns=Columns(text, text_b), split=split, labelled=False,
+        keep=words(keep or ""),
+    )  # fmt: skip
     if dial is not None:
         loaded.method.dial.check(dial)
     if source == STDIN and sys.stdin.isatty():
@@ -84,8 +88,7 @@ def predict(
             write_rows(rows, file, as_json)
     if output is not None:
         say(f"wrote {answers.count} answers to {output}; average cost {answers.cost / answers.count:.2f}")
-    if answers.truncated:
-        say(f"{answers.truncated} of {answers.count} texts were longer than {loaded.max_length} tokens and were cut")
+    say_cut(answers.truncated, answers.count, loaded)
 
 
 class Answers:
@@ -116,6 +119,12 @@ class Answers:
         took = {name: answer.pop(name) for name in ("depth", "cost")}
         if not self.probabilities:
             answer.pop("probabilities", None)
+        taken = record.given.keys() & {*answer, *took}
+        if taken:
+            raise StrettoError(
+                f"{record.where}: expected columns that are not called as parts of an answer ({', '.join(answer)}, "
+                f"{', '.join(took)}), got '{min(taken)}'. Rename it, or do not --keep it."
+            )
         return {**record.given, **answer, **took}
 
 
@@ -146,9 +155,11 @@ def flat_row(row: Row) -> Row:
     return {**{name: value for name, value in row.items() if name != "probabilities"}, **spread}
 
 
-def check_output_name(output: str) -> None:
-    """Refuse a name that promises another format, before anything is computed."""
+def check_output(output: str, source: str) -> None:
+    """Refuse a name that promises another format, and the input itself, before anything is computed."""
     path = Path(output)
+    if path.is_file() and Path(source).exists() and path.samefile(source):
+        raise StrettoError(f"Expected an output that is not the input, got '{output}' for both. Choose another name.")
     is_device = path.exists() and not path.is_file() and not path.is_dir()
     if not is_device and path.suffix.lower() not in (".jsonl", ".json", ".csv"):
         raise StrettoError(f"Expected an output name ending in .jsonl or .csv, got '{output}'. Rename it.")

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from stretto.cli.options import BatchSize, Dtype, Json, Label, Labelled, ModelFolder, Seed, Split, Text, TextB
-from stretto.cli.output import STDOUT, on_terminal, open_model, point_formats, point_rows, say, writable, write_json
+from stretto.cli.output import (
+    STDOUT,
+    on_terminal,
+    open_model,
+    point_formats,
+    point_rows,
+    say,
+    say_cut,
+    writable,
+    write_json,
+)
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
@@ -36,6 +46,7 @@ def search(
     patience: Annotated[int, Option(min=1, help="Stop after this many iterations without growth.")] = 5,
     max_seconds: Annotated[float | None, Option(min=0, help="Stop then, and keep what was found.")] = None,
     seed: Seed = 42,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace a finished model at --output.")] = False,
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
@@ -60,6 +71,8 @@ def search(
     if plot is not None:
         check_plot_path(plot)
     target = Path(output or model)
+    if output is not None and not overwrite:
+        check_place(target, Path(model))
     settings = SearchSettings(
         iterations, mutations, crossovers, population=population, patience=patience, limit=limit, seed=seed
     )
@@ -71,6 +84,7 @@ def search(
         data, task=loaded.task.name, columns=Columns(text, text_b, label), split=split,
         label_names=loaded.task.label_names,
     )  # fmt: skip
+    say_cut(loaded.encode(examples.texts).truncated, len(examples), loaded)
     if Path(f"{target}.search").exists():
         say(f"going on with the unfinished search in {target}.search")
     result = run_search(
@@ -88,11 +102,11 @@ def search(
             "data": data,
             "output": str(target),
             "examples": len(examples),
-            "searched on": result.examples,
+            "searched_on": result.examples,
             "settings": vars(settings),
             "finished": result.finished,
             "main_metric": loaded.task.main_metric,
-            "default dial": loaded.dial,
+            "default_dial": loaded.dial,
             "iterations": [iteration_json(iteration) for iteration in result.iterations],
             "points": [point.to_json() for point in result.points],
             "versions": versions(),
@@ -102,6 +116,16 @@ def search(
         draw(result, plot, loaded.task.main_metric)
         say(f"wrote {plot}")
     say(f"saved {target}" if result.finished else f"time is up; saved {target}, and the same command goes on")
+
+
+def check_place(target: Path, model: Path) -> None:
+    """Another finished model is only replaced if asked for; an unfinished search goes on."""
+    same = target.exists() and model.exists() and target.samefile(model)
+    if (target / "stretto.json").exists() and not same and not Path(f"{target}.search").exists():
+        raise StrettoError(
+            f"Expected a new output folder, got '{target}', which holds a finished model. "
+            "Choose another, or add --overwrite."
+        )
 
 
 def iteration_row(iteration: Iteration) -> dict[str, Any]:

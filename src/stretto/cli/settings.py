@@ -143,6 +143,8 @@ def sort_settings(method: str, settings: Mapping[str, Any]) -> tuple[dict[str, A
 def parse(name: str, value: Any, kind: Any) -> Any:
     """The text of a flag, or a value of a run file, as the type of its field."""
     if isinstance(value, dict):
+        if dict not in (typing.get_origin(option) or option for option in _alternatives(kind)):
+            raise StrettoError(f"Expected a single value for {as_flag(name)}, got names and values. Correct it.")
         return value
     if isinstance(value, (list, tuple)):
         value = ",".join(map(str, value))

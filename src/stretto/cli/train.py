@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from stretto.cli.options import SOURCES, Label, Split, Text, TextB
 from stretto.cli.output import point_formats, point_rows, resumable, say, words, worth_showing
-from stretto.cli.settings import all_types, sort_settings, take_flags
+from stretto.cli.settings import all_types, as_flag, sort_settings, take_flags
 from stretto.cli.verbs import Verb, with_json_target
 from stretto.errors import StrettoError
 from stretto.processes import is_main_process
@@ -177,14 +177,15 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
     from stretto.folder import quiet_transformers
     from stretto.methods import METHODS
     from stretto.model import make_config
-    from stretto.training import DEFAULTS
     from stretto.training import train as train_model
+    from stretto.training import with_defaults
 
     config, arguments = sort_settings(run.method, loose)
     make_config(METHODS[run.method], config)  # unfit settings are named before any work is done
     check_output(run)
-    check_arguments({**DEFAULTS, **arguments})
-    seed = arguments.get("seed", DEFAULTS["seed"])
+    complete = with_defaults(arguments)
+    check_arguments(complete)
+    seed = complete["seed"]
     set_seed(seed)  # exits start from random weights
     model, train_data, dev_data = open_run(run, config, seed)
     with quiet_transformers(), resumable(run.output):
@@ -254,9 +255,16 @@ def check_output(run: Run) -> None:
 def check_arguments(arguments: dict[str, Any]) -> None:
     """Let transformers look at its arguments before any work is done; under torchrun, meet the other processes."""
     from transformers import TrainingArguments
+    from transformers.integrations import get_reporting_integration_callbacks
 
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+        if arguments.get(name, 1) < 1:
+            raise StrettoError(f"Expected {as_flag(name)} of at least 1, got {arguments[name]}. Correct the flag.")
+    if not 0 <= arguments["seed"] < 2**32:
+        raise StrettoError(f"Expected a --seed from 0 to 2**32 - 1, got {arguments['seed']}. Correct the flag.")
     try:
         args = TrainingArguments(output_dir="unused", use_cpu=True, metric_for_best_model="score", **arguments)
+        get_reporting_integration_callbacks(args.report_to)
         _ = args.device  # joins the process group
     except (ValueError, TypeError, ImportError) as error:
         raise StrettoError(

@@ -109,7 +109,7 @@ class Span(Task):
     def parts_of(self, text: Any) -> tuple[str, ...]:
         parts = tuple(text) if isinstance(text, (tuple, list)) else ()
         if len(parts) != 2 or not all(isinstance(part, str) for part in parts):
-            raise StrettoError(f"Expected a pair (question, context), got {text!r:.80}. Pass a tuple of two strings.")
+            raise StrettoError(f"Expected a pair (question, context), got {text!r:.80}. Pass both.")
         return parts
 
     def encode(

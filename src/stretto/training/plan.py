@@ -35,6 +35,12 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+def with_defaults(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What the caller named, and our defaults. Without dev scores there is no best checkpoint to go back to."""
+    unscored = {"load_best_model_at_end": False} if arguments.get("eval_strategy") == "no" else {}
+    return {**DEFAULTS, **unscored, **arguments}
+
+
 class Plan:
     """What is to be trained on what, and how: written down, so that a resumed run can be told from another one."""
 
@@ -49,7 +55,7 @@ class Plan:
         if train_data.labels is None or dev_data.labels is None:
             raise StrettoError("Expected labelled training and dev data, got unlabelled. Name the label column.")
         check_names(arguments)
-        self.arguments = {**DEFAULTS, **arguments}
+        self.arguments = with_defaults(arguments)
         self.model, self.stages = model, stages
         self.sizes = {"train": len(train_data), "dev": len(dev_data)}
         self.digests = {"train": dataset_digest(train_data), "dev": dataset_digest(dev_data)}

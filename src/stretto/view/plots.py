@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from stretto.evaluate import OperatingPoint
 
 #: Okabe and Ito's colours, told apart by everyone; markers differ too, for print.
@@ -48,7 +50,7 @@ def pareto_plot(
     axes.legend(frameon=False, loc="lower right")
     if title:
         axes.set_title(title, loc="left", fontsize=11)
-    figure.savefig(path, dpi=160)
+    save(figure, path)
 
 
 def layer_plot(panels: Mapping[str, Mapping[str, Sequence[float | None]]], path: str | Path) -> None:
@@ -72,7 +74,7 @@ def layer_plot(panels: Mapping[str, Mapping[str, Sequence[float | None]]], path:
         axes.spines[["top", "right"]].set_visible(False)
     all_axes[-1].set_xlabel("layer")
     all_axes[-1].legend(frameon=False)
-    figure.savefig(path, dpi=160)
+    save(figure, path)
 
 
 def depth_histograms(
@@ -95,7 +97,17 @@ def depth_histograms(
         axes.grid(color="0.92")
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=160)
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """The file takes its name when it is whole."""
+    partial = path.with_name(f".{path.stem}.part{path.suffix}")
+    try:
+        figure.savefig(partial, dpi=160)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def check_plot_path(path: str | Path) -> Path:
