@@ -1,4 +1,4 @@
-"""What torch really executed, for comparison with the cost ledger; and how much it pads."""
+"""What an engine answered and what torch really executed for it, for comparison; and how much it pads."""
 
 from __future__ import annotations
 
@@ -51,3 +51,13 @@ def padding_up_to(share: float) -> Iterator[None]:
             yield
         finally:
             groups.cache_clear()
+
+
+def assert_same(a: Output, b: Output) -> None:
+    """Answers, everything the trace counts, and hidden states, if both were asked for them."""
+    torch.testing.assert_close(a.logits, b.logits, atol=1e-5, rtol=1e-5)
+    for name in ("lengths", "n_query", "n_key", "n_ffn", "decider_macs"):
+        assert torch.equal(getattr(a.trace, name), getattr(b.trace, name)), name
+    if a.hidden is not None and b.hidden is not None:
+        width = min(a.hidden.shape[1], b.hidden.shape[1])
+        torch.testing.assert_close(a.hidden[:, :width], b.hidden[:, :width], atol=1e-5, rtol=1e-5)

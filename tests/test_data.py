@@ -116,6 +116,13 @@ def test_regression_labels_must_be_finite_numbers(tmp_path: Path, label: Any) ->
         load(labelled_file(tmp_path, [1.0, label]), task="regression")
 
 
+@pytest.mark.parametrize(("task", "guess"), [("ner", "$"), ("token", "Did you mean 'tokens'"), (None, "$")])
+def test_an_unknown_task_is_told_with_the_known_ones(tmp_path: Path, task: Any, guess: str) -> None:
+    expected = rf"a task among classification, regression, tokens, span; got {task!r}\. ?{guess}"
+    with pytest.raises(StrettoError, match=expected):
+        load(labelled_file(tmp_path, ["pos", "neg"]), task=task)
+
+
 # ---- splitting ---------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from stretto.methods import METHODS, Shape, TrainingBatch
 from stretto.methods.depth_reconstruction import DepthReconstruction
 from stretto.methods.depths import WordDepths
 from stretto.state import Inputs
+from stretto.training.plan import Plan
 from stretto.view.explain_html import explanation_page
 from stretto.view.explain_terminal import token_rows
 
@@ -198,6 +199,12 @@ def test_words_of_features() -> None:
 
 
 # ---- reconstruction ----------------------------------------------------------------------------------------
+
+
+def test_other_texts_without_labels_are_another_plan() -> None:
+    model, data = tiny_model("depth_reconstruction"), tiny_reviews(8)
+    plans = [Plan(model, [], data, data, {"reconstruction": tiny_reviews(8, seed)}, {}).written() for seed in (1, 1, 2)]
+    assert plans[0] == plans[1] != plans[2]
 
 
 def test_texts_without_labels_fill_the_table_and_occurrences_can_be_asked(tmp_path: Path) -> None:

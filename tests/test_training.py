@@ -297,10 +297,12 @@ def test_skipping_stages(tmp_path: Path) -> None:
     data = tiny_reviews(48)
     model = learner("halting")
     before = {key: value.clone() for key, value in model.encoder.state_dict().items()}
-    train(model, data, data, tmp_path / "out", skip=("backbone",), **QUICK)
+    train(model, data, data, tmp_path / "out", skip="backbone", **QUICK)
     assert all(torch.equal(value, before[key]) for key, value in model.encoder.state_dict().items())
     with pytest.raises(StrettoError, match="backbone, exits, halting"):
         train(model, data, data, tmp_path / "other", skip=("backbones",), **QUICK)
+    with pytest.raises(StrettoError, match=r"to skip, got backbones\."):  # a string is one name
+        train(model, data, data, tmp_path / "other", skip="backbones", **QUICK)
 
 
 def test_bad_arguments_and_data(tmp_path: Path) -> None:

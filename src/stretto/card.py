@@ -25,7 +25,7 @@ def model_card(folder: Folder, config: Any, task: Task) -> str:
     return f"""---
 library_name: stretto
 pipeline_tag: {task.pipeline_tag}
-tags: [early-exit, adaptive-computation, {folder.method}]
+tags: [adaptive-computation, {folder.method}]
 ---
 
 # {config.model_type} with {folder.method}
@@ -58,7 +58,6 @@ Default dial: {folder.dial:g}. Cost is the fraction of the full model's FLOPs, d
 def pretraining_card(model: Any, summary: Summary) -> str:
     """The card of a folder with no task yet."""
     config = model.config
-    per_group = config.num_hidden_layers // config.num_hidden_groups
     return f"""---
 library_name: stretto
 tags: [stretto, {config.model_type}, fill-mask]
@@ -66,7 +65,7 @@ tags: [stretto, {config.model_type}, fill-mask]
 
 # {config.model_type}, pretrained with stretto
 
-{config.num_hidden_groups} groups of {per_group} layers, {config.hidden_size} wide, \
+{config.num_hidden_layers} layers in {config.num_hidden_groups} groups, {config.hidden_size} wide, \
 {summary.parameters:,} parameters, {summary.vocabulary:,} tokens in its vocabulary.
 
 Masked language model of {summary.texts:,} texts ({summary.tokens:,} tokens), {summary.epochs:g} epochs, \

@@ -1,7 +1,8 @@
 """The saved model: a plain Hugging Face folder plus `stretto.json` and `stretto.safetensors`.
 
-Loading never executes code from the folder and reads no pickle. Saving writes to a temporary neighbour and
-renames it, so that an interrupted or failed save leaves what was there before.
+Loading never executes code from the folder, and reads its weights from safetensors alone. (A plain Hugging Face model
+to start from may have them in pytorch_model.bin, a pickle that transformers reads for its weights only.) Saving writes
+to a temporary neighbour and renames it, so that an interrupted or failed save leaves what was there before.
 """
 
 from __future__ import annotations
@@ -28,12 +29,17 @@ from transformers.utils import cached_file, logging
 from stretto.backbones import BACKBONES
 from stretto.card import model_card
 from stretto.errors import StrettoError
-from stretto.tasks import Task, Tokens
+from stretto.tasks import Task, Tokens, task_from_config
 
 FORMAT = 1
 #: Any one of these makes a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 SETTINGS, WEIGHTS = "stretto.json", "stretto.safetensors"
+#: What the fields of stretto.json are, in Python and in words.
+FIELDS: dict[str, tuple[Any, str]] = {
+    "method": (str, "a string"), "config": (dict, "an object"), "dial": ((int, float), "a number"),
+    "points": (list, "a list"), "provenance": (dict, "an object"), "task": (dict, "an object"),
+}  # fmt: skip
 #: Files that are of the model that was: they go with it.
 MODEL_FILES = (
     SETTINGS, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json", "merges.txt", "*token*.json",
@@ -98,6 +104,12 @@ def read_folder(name_or_path: str) -> Folder | None:
                 f"Expected {SETTINGS} of format {FORMAT}, got format {version} in '{name_or_path}'. "
                 "Use the version of stretto that wrote it."
             )
+        for name, (kind, words) in FIELDS.items():
+            if name in settings and not isinstance(settings[name], kind):
+                raise StrettoError(
+                    f"Expected {words} as '{name}' of {SETTINGS} in '{name_or_path}', got {settings[name]!r:.60}. "
+                    "Copy the folder again."
+                )
         return Folder(**settings, weights=find(name_or_path, WEIGHTS))
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise StrettoError(
@@ -105,17 +117,24 @@ def read_folder(name_or_path: str) -> Folder | None:
         ) from error
 
 
+def told(error: Exception) -> str:
+    """What kind of error it is, and the first line of what it says."""
+    first, *_ = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {first.rstrip('.')}"
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Hugging Face reports a fresh head at length; here that is expected."""
-    before = logging.get_verbosity()
+    before, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(before)
-        logging.enable_progress_bar()
+        if had_bars:
+            logging.enable_progress_bar()
 
 
 def load_config(name_or_path: str) -> Any:
@@ -127,16 +146,29 @@ def load_config(name_or_path: str) -> Any:
         )
     try:
         config = AutoConfig.from_pretrained(name_or_path)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of any kind: transformers does not expect a damaged file
         raise StrettoError(
-            f"Expected a readable Hugging Face config, got none in '{name_or_path}' "
-            f"({str(error).splitlines()[0]}). Check the name or the folder."
+            f"Expected a readable Hugging Face config (config.json) in '{name_or_path}', got {told(error)}. "
+            "Check the name or the folder."
         ) from error
     BACKBONES[config.model_type]  # unsupported architectures are named before any weight is read
     return config
 
 
-def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: bool) -> Any:
+def load_task(name_or_path: str, config: Any, folder: Folder | None) -> Task:
+    """The task that a model tells of: in its stretto.json if it has one, else in its Hugging Face config."""
+    if folder is None:
+        return task_from_config(config)
+    try:
+        return task_from_config(config, folder.task)
+    except (KeyError, TypeError, StrettoError) as error:
+        raise StrettoError(
+            f"Expected {SETTINGS} and config.json in '{name_or_path}' to tell the task, got {folder.task} "
+            f"({told(error)}). Copy the folder again."
+        ) from error
+
+
+def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: bool, safetensors_only: bool) -> Any:
     """The Hugging Face model for a task, in fp32; `new_labels` gives it a head for those of the task."""
     try:
         with quiet_transformers():
@@ -145,13 +177,15 @@ def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: 
                 dtype=torch.float32,
                 attn_implementation="eager" if model_type == "mpnet" else "sdpa",  # MPNet has no other
                 ignore_mismatched_sizes=new_labels,
+                use_safetensors=safetensors_only or None,  # None: or else pytorch_model.bin
                 output_loading_info=True,
                 **(task.hf_config() if new_labels else {}),
             )
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        form = " as safetensors, the one form read from a stretto folder," if safetensors_only else ""
         raise StrettoError(
-            f"Expected readable weights in '{name_or_path}', got {type(error).__name__}: "
-            f"{str(error).splitlines()[0]}. The download or copy may be incomplete: fetch it again."
+            f"Expected readable weights{form} in '{name_or_path}', got {told(error)}. "
+            "The download or copy may be incomplete: fetch it again."
         ) from error
     fresh = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     check_fresh(name_or_path, fresh, model.base_model_prefix, new_head=new_labels)
@@ -178,17 +212,20 @@ def check_fresh(name_or_path: str, fresh: set[str], prefix: str, *, new_head: bo
 
 def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
     """The tokenizer. Where one tells words by the space before them, those of the task `tokens` must get that space."""
+    if Path(name_or_path).is_dir() and not any(find(name_or_path, file) for file in TOKENIZER_FILES):
+        raise StrettoError(  # transformers would make up an empty one
+            f"Expected a tokenizer in '{name_or_path}', got none of {', '.join(TOKENIZER_FILES)}. "
+            "Save the tokenizer beside the model."
+        )
     try:
-        if Path(name_or_path).is_dir() and not any(find(name_or_path, file) for file in TOKENIZER_FILES):
-            raise ValueError(f"none of {', '.join(TOKENIZER_FILES)}")  # transformers would make up an empty one
         tokenizer = AutoTokenizer.from_pretrained(name_or_path)
         if isinstance(task, Tokens) and getattr(tokenizer, "add_prefix_space", None) is False:
             return AutoTokenizer.from_pretrained(name_or_path, add_prefix_space=True)
         return tokenizer
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of any kind: for some files tokenizers raises a bare Exception
         raise StrettoError(
-            f"Expected a tokenizer in '{name_or_path}', got none ({str(error).splitlines()[0]}). "
-            "Save the tokenizer beside the model."
+            f"Expected a tokenizer in '{name_or_path}' that can be read, got {told(error)}. "
+            "Copy tokenizer.json and tokenizer_config.json again, or save the tokenizer beside the model."
         ) from error
 
 

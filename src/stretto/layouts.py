@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from stretto.errors import StrettoError
 from stretto.readers import listed
+from stretto.registry import Registry
 
 TEXT_COLUMNS = ("text", "sentence", "review", "content", "question")
 PAIR_COLUMNS = (
@@ -207,9 +208,9 @@ class Questions(Layout):
         return tuple(gold(where, name, text, start, texts[1]) for text, start in answer_parts(where, name, value))
 
 
-LAYOUTS: dict[str, type[Layout]] = {
-    "classification": Texts, "regression": Texts, "tokens": Words, "span": Questions,
-}  # fmt: skip
+LAYOUTS: Registry[type[Layout]] = Registry(
+    "task", {"classification": Texts, "regression": Texts, "tokens": Words, "span": Questions}
+)
 
 
 # ---- single values -----------------------------------------------------------------------------------------

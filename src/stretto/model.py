@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,11 +18,11 @@ from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
 from stretto.evaluate import run_features
-from stretto.folder import Folder, load_config, load_encoder, load_tokenizer, read_folder, write_folder
+from stretto.folder import Folder, load_config, load_encoder, load_task, load_tokenizer, read_folder, write_folder
 from stretto.measure import Cost
 from stretto.methods import METHODS, Method, Shape
 from stretto.state import Inputs, Output
-from stretto.tasks import Prediction, SequenceTask, Task, task_from_config
+from stretto.tasks import Prediction, SequenceTask, Task
 
 __all__ = ["AdaptiveModel", "Prediction", "Text", "make_config"]
 
@@ -30,6 +31,11 @@ Text = str | tuple[str, ...]
 
 
 class AdaptiveModel(nn.Module):
+    """A Hugging Face encoder whose `method` decides, at each layer, what is still worth computing for the `task`.
+
+    `from_pretrained` loads or makes one, `predict` answers, `save_pretrained` writes a folder. `dial` trades answers
+    for cost wherever no other is passed; `operating_points` are what dials were measured to give."""
+
     def __init__(self, encoder: Any, tokenizer: Any, method: Method, task: Task, dtype: str = "float32") -> None:
         super().__init__()
         check_dtype(dtype)
@@ -62,6 +68,11 @@ class AdaptiveModel(nn.Module):
         the same form, all else starts afresh. `settings` are fields of the method's Config. `task` replaces the
         head's labels (for training). `dtype='int8'` quantises the packed engine's matrix products. `max_length` cuts
         inputs (or windows of them) shorter than the encoder needs, and is saved with the tokenizer."""
+        if task is not None and not isinstance(task, Task):
+            raise StrettoError(
+                f"Expected a task such as stretto.tasks.Classification(['bad', 'good']), got {task!r:.60}. "
+                "Make one with the names of its labels."
+            )
         folder = read_folder(str(name_or_path))
         same_method = folder is not None and method in (None, folder.method)
         if folder is not None and same_method:
@@ -69,8 +80,10 @@ class AdaptiveModel(nn.Module):
         method_class = METHODS[method or "full"]
         config = make_config(method_class, settings)
         hf_config, new_labels = load_config(str(name_or_path)), task is not None
-        task = task or task_from_config(hf_config, folder.task if folder else None)
-        encoder = load_encoder(str(name_or_path), hf_config.model_type, task, new_labels=new_labels)
+        task = task or load_task(str(name_or_path), hf_config, folder)
+        encoder = load_encoder(
+            str(name_or_path), hf_config.model_type, task, new_labels=new_labels, safetensors_only=folder is not None
+        )
         backbone = backbone_for(encoder)
         tokenizer = load_tokenizer(str(name_or_path), task)
         shape = Shape(backbone.d, backbone.n_layers, backbone.n_labels, mask_id_of(tokenizer))
@@ -92,7 +105,7 @@ class AdaptiveModel(nn.Module):
         folder = Folder(
             method=self.method.name,
             config=dataclasses.asdict(self.method.config),
-            dial=self.dial,
+            dial=self.dials_of(None, 1).item(),
             points=self.operating_points,
             provenance=self.provenance,
             task={"name": self.task.name, **self.task.settings()},
@@ -119,9 +132,25 @@ class AdaptiveModel(nn.Module):
         `method` may stand in for the model's own, to watch it (see `stretto.explain`)."""
         if self.training:
             raise StrettoError("Expected a model in eval mode, got one in training mode. Call model.eval() first.")
+        dials = self.dials_of(dial, len(inputs.input_ids))
+        return self.packed.run(inputs.to(self.encoder.device), method or self.method, dials)
+
+    def dials_of(self, dial: float | Tensor | None, count: int) -> Tensor:
+        """[count] the dial of each input: given for each, given for all, or the model's own (None)."""
         dial = self.dial if dial is None else dial
+        try:
+            dials = torch.as_tensor(dial, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise StrettoError(
+                f"Expected a number as the dial, or one for each input, got {dial!r:.60}. Convert it to a float first."
+            ) from error
+        if dials.shape not in ((), (count,)):
+            raise StrettoError(
+                f"Expected one dial, or one for each of {count} inputs, got dials of shape {tuple(dials.shape)}. "
+                "Pass a float, or a tensor with a dial for each."
+            )
         self.method.dial.check(dial)
-        return self.packed.run(inputs.to(self.encoder.device), method or self.method, dial)
+        return dials.expand(count)
 
     @overload
     def predict(self, texts: Text, dial: float | Tensor | None = None, batch_size: int = 32) -> Any: ...
@@ -138,6 +167,11 @@ class AdaptiveModel(nn.Module):
         The answers are `Prediction`s of the task's own kind, such as `LabelPrediction`."""
         if isinstance(texts, (str, tuple)):
             return self.predict([texts], dial, batch_size)[0]
+        if isinstance(texts, (Mapping, Set)) or not isinstance(texts, Iterable):
+            raise StrettoError(
+                f"Expected one input (such as {self.task.example}) or a list of them, got {texts!r:.60}. "
+                "Pass the texts alone."
+            )
         return self.answer(self.encode([self.task.check_input(text) for text in texts]), dial, batch_size)
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any] | None = None) -> Encoded:
@@ -148,9 +182,11 @@ class AdaptiveModel(nn.Module):
 
     def answer(self, encoded: Encoded, dial: float | Tensor | None = None, batch_size: int = 32) -> list[Any]:
         """Answer what `encode` has tokenised, in order. A dial per input ([n]) holds for all its windows."""
+        if not isinstance(batch_size, Integral) or batch_size < 1:
+            raise StrettoError(f"Expected a batch_size of 1 or more, got {batch_size!r}. Try 32.")
+        dials = self.dials_of(dial, len(encoded.texts))
         if not encoded.features:
             return []
-        dials = torch.as_tensor(self.dial if dial is None else dial, dtype=torch.float64).expand(len(encoded.texts))
         of = torch.tensor(encoded.example_of)
         logits, trace = run_features(self, encoded.features, dials[of], batch_size)
         cost = Cost.of(trace, self.backbone).per_example(of, len(encoded.texts))

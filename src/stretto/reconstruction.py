@@ -137,7 +137,7 @@ def masked_losses(model: AnytimeLM, engine: PackedEngine, inputs: Inputs, group:
     """[B, T, L] the loss of each token at each layer, when the tokens of its group ([B, T]) are masked together.
 
     The groups of a sequence are masked one after another, each in a copy of the sequence; 0 for tokens in no group
-    (-1). Padding is on the right."""
+    (-1)."""
     n_layers = model.backbone.n_layers
     everything = torch.zeros(*group.shape, n_layers, device=group.device)
     n_groups = int(group.max()) + 1
@@ -154,9 +154,10 @@ def masked_losses(model: AnytimeLM, engine: PackedEngine, inputs: Inputs, group:
         recorder = LossRecorder(model, everything.new_zeros(*copies.input_ids.shape, n_layers))
         last = engine.run(copies, recorder, 0.0, keep_hidden=True).hidden
         assert last is not None
-        sequence, position = hidden.nonzero(as_tuple=True)
-        recorder.note(last[hidden], copies.notes["target"][hidden], sequence, position, n_layers)
-        everything[source[sequence], position] = recorder.noted[hidden]
+        sequence, column = hidden.nonzero(as_tuple=True)
+        position = copies.positions[hidden]  # where engine and recorder have what stands in that column
+        recorder.note(last[sequence, position], copies.notes["target"][hidden], sequence, position, n_layers)
+        everything[source[sequence], column] = recorder.noted[sequence, position]
     return everything
 
 

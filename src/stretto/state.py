@@ -48,10 +48,18 @@ class Inputs:
                 "Expected input_ids and attention_mask of one shape [batch, columns], got "
                 f"{tuple(self.input_ids.shape)} and {tuple(self.attention_mask.shape)}. Pad the batch first."
             )
-        if not bool(self.attention_mask.any(dim=1).all()):
+        mask = (self.attention_mask != 0).long()
+        object.__setattr__(self, "attention_mask", mask)
+        stretches = mask[:, 0] + (mask[:, 1:] > mask[:, :-1]).sum(dim=1)  # [batch] runs of valid tokens
+        if bool((stretches == 0).any()):
             raise StrettoError(
                 "Expected at least one valid token in every sequence, got a sequence that is all padding. "
                 "Tokenise with special tokens, so that even an empty text has some."
+            )
+        if bool((stretches > 1).any()):
+            raise StrettoError(
+                "Expected padding at the ends of sequences, got an attention_mask with a hole. "
+                "Leave out the tokens that nobody is to see."
             )
 
     def to(self, device: torch.device) -> Inputs:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from executed import executed_flops, padding_up_to
+from executed import assert_same, executed_flops, padding_up_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import STACKS, random_inputs, tiny_backbone, tiny_config, tiny_encoder, uses_types
@@ -19,6 +19,7 @@ from stretto.backbones import Backbone, backbone_for
 from stretto.engine.groups import MOST_PADDING, groups
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
+from stretto.errors import StrettoError
 from stretto.measure import flops
 from stretto.methods.base import Method
 from stretto.methods.exits import ExitHeads
@@ -79,16 +80,6 @@ class RandomDecisions(Method):
 
 def method_for(backbone, chances: Chances, seed: int, names: list[int]) -> RandomDecisions:
     return RandomDecisions(chances, seed, backbone.d, backbone.n_layers, backbone.n_labels, names)
-
-
-def assert_same(a: Output, b: Output) -> None:
-    torch.testing.assert_close(a.logits, b.logits, atol=1e-5, rtol=1e-5)
-    for name in ("lengths", "n_query", "n_key", "n_ffn", "decider_macs"):
-        assert torch.equal(getattr(a.trace, name), getattr(b.trace, name)), name
-    if a.hidden is not None:
-        assert b.hidden is not None
-        width = min(a.hidden.shape[1], b.hidden.shape[1])
-        torch.testing.assert_close(a.hidden[:, :width], b.hidden[:, :width], atol=1e-5, rtol=1e-5)
 
 
 def rows_of(inputs: Inputs, index: list[int]) -> Inputs:
@@ -190,6 +181,7 @@ def check_random_decisions(model_type: str, chances: Chances, seed: int, lengths
         Chances(freeze=0.3),
         Chances(drop_between=0.3),
         Chances(drop_between=0.9, by_attention=True),
+        Chances(drop_between=0.0, by_attention=True),
         Chances(exit=0.4),
         Chances(gate=True),
         Chances(drop_before=0.2, freeze=0.2, drop_between=0.2, exit=0.2),
@@ -268,3 +260,23 @@ def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = PackedEngine(backbone).run(inputs, method, 0.0, keep_hidden=True)
     monkeypatch.setattr("stretto.engine.packed.CHUNK_ROWS", 16)
     assert_same(PackedEngine(backbone).run(inputs, method, 0.0, keep_hidden=True), whole)
+
+
+@pytest.mark.parametrize(
+    ("mask", "answer"),
+    [
+        ([[1, 1, 1], [0, 0, 0]], "a sequence that is all padding"),
+        ([[1, 1, 1], [1, 0, 1]], "an attention_mask with a hole"),
+    ],
+)
+def test_masks_that_are_none(mask: list[list[int]], answer: str) -> None:
+    ids = torch.ones(2, 3, dtype=torch.long)
+    with pytest.raises(StrettoError, match=answer):
+        Inputs(ids, torch.tensor(mask))
+
+
+def test_a_mask_may_be_true_and_false() -> None:
+    backbone, inputs = tiny_backbone("bert"), random_inputs([5, 3], side="left")
+    same = Inputs(inputs.input_ids, inputs.attention_mask.bool(), inputs.token_type_ids)
+    method = method_for(backbone, Chances(), 0, [0, 1])
+    assert_same(PackedEngine(backbone).run(same, method, 0.0), PackedEngine(backbone).run(inputs, method, 0.0))

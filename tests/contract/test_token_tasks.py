@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from executed import executed_flops
+from executed import assert_same, executed_flops
 from tiny import ARCHITECTURES, TAGS, random_inputs, tiny_model, tiny_questions, tiny_tagging, uses_types
 
 from stretto.engine.reference import ReferenceEngine
@@ -16,7 +16,7 @@ from stretto.measure import Cost, flops
 from stretto.methods import METHODS
 from stretto.model import AdaptiveModel
 from stretto.saliency import saliency
-from stretto.state import Inputs, Output
+from stretto.state import Inputs
 from stretto.tasks import TASKS, SequenceTask, Span, Task, Tokens
 
 LENGTHS = [9, 5, 1, 12, 5, 7]
@@ -43,12 +43,6 @@ def part(inputs: Inputs, index: int) -> Inputs:
     keep, length = slice(index, index + 1), LENGTHS[index]
     types = None if inputs.token_type_ids is None else inputs.token_type_ids[keep, :length]
     return Inputs(inputs.input_ids[keep, :length], inputs.attention_mask[keep, :length], types)
-
-
-def assert_same(a: Output, b: Output) -> None:
-    torch.testing.assert_close(a.logits, b.logits, atol=1e-5, rtol=1e-5)
-    for name in ("lengths", "n_query", "n_key", "n_ffn", "decider_macs"):
-        assert torch.equal(getattr(a.trace, name), getattr(b.trace, name)), name
 
 
 def some_dials(model: AdaptiveModel) -> tuple[float, ...]:
@@ -152,3 +146,17 @@ def test_saliency_reads_the_right_tokens(task: str) -> None:
     found = saliency(model.reference, model.task, inputs, batch["labels"])
     torch.testing.assert_close(found.sum(dim=1), torch.ones(3))
     assert (found[batch["attention_mask"] == 0] == 0).all()
+    others = torch.where(batch["labels"] < 0, batch["labels"], (batch["labels"] + 1) % 3)
+    assert not torch.allclose(found, saliency(model.reference, model.task, inputs, others))
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_bfloat16_autocast_reaches_the_answers(model_type: str) -> None:
+    """Some encoders widen their embeddings by a product, which autocast computes in bfloat16."""
+    model = make("tokens", "length_adaptive", model_type)
+    inputs = random_inputs(LENGTHS, types=uses_types(model_type))
+    with torch.no_grad():
+        expected = model.reference.run(inputs, model.method, model.method.dial.off).logits
+        with torch.autocast("cpu", torch.bfloat16):
+            got = model.reference.run(inputs, model.method, model.method.dial.off).logits
+    torch.testing.assert_close(got.float(), expected, atol=0.1, rtol=0.1)

@@ -69,9 +69,9 @@ def test_ranks_count_within_each_sequence_protected_first_and_ties_by_position()
     assert by_sequence(ranks(state.attention_received, state), state) == [[0, 3, 2, 1], [0, 2, 1]]
 
 
-def test_drop_all_but_the_best_keeps_two_at_least() -> None:
+def test_drop_all_but_the_best() -> None:
     state = ragged_state([0.1, 0.5, 0.9, 0.5], [9.0, 1.0, 2.0], [0.3])
-    dropped = drop_all_but(torch.tensor([3, 1, 0]), state.attention_received, state)
+    dropped = drop_all_but(torch.tensor([3, 2, 2]), state.attention_received, state)
     assert by_sequence(dropped, state) == [[False, False, False, True], [False, True, False], [False]]
 
 
@@ -320,6 +320,17 @@ def test_a_constant_ratio_counts_from_the_length_that_came_in() -> None:
     assert method.decide(state).drop.tolist() == [False, False, True, False, True]
     state = ragged_state([0.0, 0.3, 0.5], dial=0.5, layer=2, notes={"length": torch.tensor([5])})  # ceil 1.25 = 2
     assert method.decide(state).drop.tolist() == [False, True, False]
+
+
+def test_two_tokens_stay_and_nobody_is_asked_for_their_attention() -> None:
+    method, state = build("constant_ratio"), ragged_state([0.0, 0.3], [0.0, 0.1], dial=0.1)
+    assert method.decide(state).drop is None
+    assert "score" not in state.row_notes
+
+
+def test_a_length_is_not_a_little_more_than_it_is() -> None:
+    state = ragged_state([0.0] * 20, dial=0.8, layer=2, notes={"length": torch.tensor([25])})  # 0.8² · 25 = 16
+    assert int(build("constant_ratio").decide(state).drop.sum()) == 20 - 16
 
 
 def test_constant_ratio_selects_by_attention_chance_or_saliency() -> None:

@@ -84,7 +84,6 @@ def test_words_are_numbered_and_masked_whole() -> None:
     torch.manual_seed(0)
     drawn = [choose_words(number, 0.3) for _ in range(200)]
     for chosen in drawn:
-        assert torch.equal(chosen[:, 1], chosen[:, 2]) or not chosen[1, 2]
         assert bool(chosen[0, 1]) == bool(chosen[0, 2]) and bool(chosen[0, 4]) == bool(chosen[0, 5])
         assert chosen.any(dim=1).all()  # at least one of each sequence
         assert not chosen[number < 0].any()
@@ -117,10 +116,11 @@ def reference_losses(model: AnytimeLM, inputs: Inputs, hidden: Tensor) -> Tensor
     return torch.stack([model.head.losses(state[hidden], target, model.embedding) for state in states])
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_each_word_in_turn_on_the_packed_engine(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_word_in_turn_on_the_packed_engine(model_type: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stretto.reconstruction.COPIES", 3)  # several batches of copies
-    model, inputs = language_model(model_type), random_inputs([6, 1, 4], types=uses_types(model_type))
+    model, inputs = language_model(model_type), random_inputs([6, 1, 4], side=side, types=uses_types(model_type))
     number = word_numbers(inputs)
     found = masked_losses(model, PackedEngine(model.backbone), inputs, number)
     assert (found[number < 0] == 0).all()

@@ -6,6 +6,7 @@ of `scaled_dot_product_attention` pays per head for what it saves in memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -98,10 +99,18 @@ class PackedAttention:
 
     def context(self, out: Tensor) -> None:
         """Write the weighted sums of all query rows to the first rows of `out` ([≥ N_query, d])."""
+        for group, summed in self._sums():
+            out[group.queries.place] = group.queries.pack(summed.transpose(1, 2).flatten(2))
+
+    def _sums(self) -> Iterator[tuple[Group, Tensor]]:
+        """Per group [count, heads, n_query, d / heads]."""
+        if "probabilities" in self.__dict__:  # somebody has asked where attention goes
+            for group, p in self.probabilities:
+                yield group, p @ self._by_head(self.v, group.keys)
+            return
         for group in self.grouped(all_fed=True):
             q, k = self._by_head(self.q, group.queries), self._by_head(self.k, group.keys)
-            summed = weighted_sums(q, k, self._by_head(self.v, group.keys), self._bias(group, q, k))
-            out[group.queries.place] = group.queries.pack(summed.transpose(1, 2).flatten(2))
+            yield group, weighted_sums(q, k, self._by_head(self.v, group.keys), self._bias(group, q, k))
 
     def context_of(self, rows: Tensor, n_rows: list[int], out: Tensor) -> None:
         """Weighted sums of some query rows alone, to the first rows of `out`.

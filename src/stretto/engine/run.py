@@ -244,4 +244,4 @@ class Run:
     def _shelve(self, which: Tensor, rows: Tensor) -> None:
         """Set rows aside, as the head reads them."""
         if self.shelf is not None:
-            self.shelf[self.state.row_ids[which]] = rows[which]
+            self.shelf[self.state.row_ids[which]] = rows[which].to(self.shelf.dtype)  # autocast may have made it narrow

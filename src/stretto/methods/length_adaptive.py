@@ -34,7 +34,7 @@ from torch import Tensor
 
 from stretto.errors import StrettoError
 from stretto.methods.base import Dial, Method, Shape, Stage, TrainingBatch
-from stretto.methods.selection import drop_all_but, remember_length
+from stretto.methods.selection import AT_LEAST, drop_all_but, remember_length
 from stretto.methods.settings import Count, Epochs, FinetuningConfig, LearningRate, Share
 from stretto.state import Decision, State
 from stretto.tasks import Task
@@ -123,7 +123,8 @@ class LengthDrop(Method):
             fraction = self._fixed[state.layer - 1].to(state.dial)
         else:
             fraction = self.lengths(state.dial)[:, state.layer - 1]
-        count = (fraction * remember_length(state)).ceil().long()  # [B]
+        # [B]; rounded first: 0.8² · 25 must not be a little more than 16
+        count = (fraction * remember_length(state)).round(decimals=9).ceil().long().clamp(min=AT_LEAST)
         if bool((count >= state.lengths).all()):
             return Decision()
         state.row_notes["score"] = self.score(state)

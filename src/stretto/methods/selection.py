@@ -26,7 +26,7 @@ def ranks(scores: Tensor, state: State) -> Tensor:
 
 def drop_all_but(count: Tensor, scores: Tensor, state: State) -> Tensor:
     """[N] bool: True for the rows that do not belong to the best `count` ([B]) of their sequence."""
-    return ranks(scores, state) >= count.clamp(min=AT_LEAST)[state.sequence]
+    return ranks(scores, state) >= count[state.sequence]
 
 
 def remember_length(state: State) -> Tensor:

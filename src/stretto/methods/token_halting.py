@@ -72,8 +72,9 @@ class TokenHalting(DepthAdaptive):
     def stages(self) -> list[Stage]:
         config = self.config
         anytime = Stage(
-            "anytime", config.anytime_epochs, config.depth_learning_rate, config.head_learning_rate, decides=True
-        )
+            "anytime", config.anytime_epochs, config.depth_learning_rate, config.head_learning_rate,
+            decides=True, best_by="last",
+        )  # fmt: skip
         halting = Stage(
             "halting", config.depth_epochs, config.depth_learning_rate, config.head_learning_rate,
             decides=True, dials=(self.dial.off, 0.5),

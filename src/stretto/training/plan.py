@@ -50,6 +50,7 @@ class Plan:
         stages: list[Stage],
         train_data: Dataset,
         dev_data: Dataset,
+        unlabelled: dict[str, Dataset],
         arguments: dict[str, Any],
     ) -> None:
         if train_data.labels is None or dev_data.labels is None:
@@ -58,7 +59,8 @@ class Plan:
         self.arguments = with_defaults(arguments)
         self.model, self.stages = model, stages
         self.sizes = {"train": len(train_data), "dev": len(dev_data)}
-        self.digests = {"train": dataset_digest(train_data), "dev": dataset_digest(dev_data)}
+        parts = {"train": train_data, "dev": dev_data, **unlabelled}
+        self.digests = {name: dataset_digest(data) for name, data in parts.items()}
         self.truncated = 0
 
     def encode(self, data: Dataset) -> Encoded:

@@ -45,18 +45,20 @@ def train(
     dev_data: Dataset,
     output: str | Path,
     *,
-    skip: Sequence[str] = (),
+    skip: str | Sequence[str] = (),
     attention_dropout: float | None = None,
     progress: bool = True,
     **arguments: Any,
 ) -> AdaptiveModel:
     """Train `model` through its method's stages, measure its operating points on `dev_data`, save it to `output`.
 
-    `skip` names stages to leave out: 'backbone' if the encoder has already learned the task. `attention_dropout` takes
-    the place of the encoder's own while it is trained; on a CPU a part of every step on long texts goes there, and 0
-    saves it. `arguments` are `TrainingArguments` by their Hugging Face names and hold for every stage."""
+    `skip` names the stage or stages to leave out: 'backbone' if the encoder has already learned the task.
+    `attention_dropout` takes the place of the encoder's own while it is trained; on a CPU a part of every step on long
+    texts goes there, and 0 saves it. `arguments` are `TrainingArguments` by their Hugging Face names and hold for every
+    stage."""
+    skipped = [skip] if isinstance(skip, str) else skip
     with dropout_in_attention(model.backbone, attention_dropout):
-        return train_stages(model, train_data, dev_data, Path(output), skip, progress, arguments)
+        return train_stages(model, train_data, dev_data, Path(output), skipped, progress, arguments)
 
 
 def train_stages(
@@ -78,12 +80,10 @@ def train_stages(
     stages = [stage for stage in stages if stage.name not in skip]
     check_place(output)
     unlabelled = {
-        stage.name: load(stage.unlabelled, task=model.task.name, labelled=False).texts
-        for stage in stages
-        if stage.unlabelled
+        stage.name: load(stage.unlabelled, task=model.task.name, labelled=False) for stage in stages if stage.unlabelled
     }
     work = Path(f"{output}.work")
-    plan = Plan(model, stages, train_data, dev_data, arguments)
+    plan = Plan(model, stages, train_data, dev_data, unlabelled, arguments)
     encoded = {"train": plan.encode(train_data), "dev": plan.encode(dev_data)}
     plan.check(work)  # inputs that cannot be encoded leave no plan behind
     for number, stage in enumerate(stages, start=1):
@@ -91,7 +91,7 @@ def train_stages(
             tqdm.write(f"stage {number} of {len(stages)}: {stage.name}, {stage.epochs:g} epochs", file=sys.stderr)
         folder = f"{number}-{stage.name}"
         with logs_in(Path(os.environ.get(LOGS, f"{output}.logs")) / folder):
-            texts = unlabelled.get(stage.name)
+            texts = unlabelled[stage.name].texts if stage.name in unlabelled else None
             run_stage(model, stage, work / folder, encoded, texts, dev_data, plan.arguments, progress)
     model.eval()
     for parameter in model.parameters():
