@@ -368,3 +368,13 @@ def test_two_processes(method: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     settings = json.loads((tmp_path / "out" / "stretto.json").read_text())
     assert settings["points"][0]["score"] > 0.8
+
+
+def test_branchynet_lets_a_share_of_the_texts_go(tmp_path: Path) -> None:
+    data = tiny_reviews(64)
+    model = tiny_model("branchynet", joint_epochs=1, exit_epochs=1, leaving_share=0.25)
+    train(model, data, tiny_reviews(16, seed=1), tmp_path / "out", skip="backbone", **QUICK)
+    loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
+    assert len(set(loaded.method.factors.tolist())) == 3  # every exit has its own
+    depths = [answer.depth for answer in loaded.predict([text for (text,) in data.texts], dial=0.5)]
+    assert depths.count(1) == 16

@@ -9,7 +9,7 @@ import torch
 
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Pass, Shape, Stage
-from stretto.methods.branchynet import percentile_factors, weighted_loss
+from stretto.methods.branchynet import quantile_factors, weighted_loss
 from stretto.methods.deebert import entropy
 from stretto.methods.halting import depth_at_quantile, oracle_depth
 from stretto.methods.lte import wrongness
@@ -91,7 +91,7 @@ def test_branchynet_thresholds_per_exit() -> None:
     with pytest.raises(StrettoError, match="Expected 2 threshold factors"):
         METHODS["branchynet"](METHODS["branchynet"].Config(factors=(1.0,)), SHAPE, TASK)
     entropies = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5], [0.0, 0.1, 0.2, 0.3, 0.4]])
-    assert percentile_factors(entropies, 50, dial=0.5).tolist() == pytest.approx([0.6, 0.4])
+    assert quantile_factors(entropies, 0.5, dial=0.5).tolist() == pytest.approx([0.6, 0.4])
 
 
 def test_shallow_deep_is_strict() -> None:

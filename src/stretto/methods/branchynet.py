@@ -7,29 +7,31 @@ Teerapittayanon, McDanel, Kung: *BranchyNet: Fast Inference via Early Exiting fr
 
     L = Σ_i w_i L_i / Σ_i w_i            -> `weighted_loss`
     exit at i if entropy(z_i) < S·f_i    -> `BranchyNet.decide`
-    thresholds from percentiles          -> `percentile_factors`
+    thresholds from percentiles          -> `quantile_factors`, `BranchyNet.finish`
 
 Differs from the paper: built on transformers instead of convolutional nets; a branch is one exit head; the sum of
 losses is divided by the sum of weights; entropy is divided by log C; per-exit thresholds are one dial times fixed
-factors f_i (1 by default), so that cost stays monotone along one scalar; joint training starts from a fine-tuned
-backbone and exits trained on it.
+factors f_i (1 by default), so that cost stays monotone along one scalar; percentiles are those of the training texts,
+at the dial 0.5; joint training starts from a fine-tuned backbone and exits trained on it.
 
 Dial: S, the normalised entropy below which a sequence leaves. 0 is the full model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
 from stretto.methods.base import Method, Pass, Shape, Stage
 from stretto.methods.deebert import ENTROPY_DIAL, entropy, exits_stage
 from stretto.methods.exits import ExitConfig
-from stretto.methods.settings import Epochs, LearningRate
-from stretto.state import Decision, State
+from stretto.methods.settings import Epochs, LearningRate, Share
+from stretto.state import Decision, Inputs, State
 from stretto.tasks import Task
 
 
@@ -47,6 +49,13 @@ class JointConfig(ExitConfig):
 class BranchyNetConfig(JointConfig):
     factors: tuple[float, ...] = ()
     """Per-exit factors on the threshold, one for each of the L-1 exits; empty means 1 everywhere."""
+    leaving_share: Share = 0.0
+    """Choose the factors after training instead: at the dial 0.5 this part of all training texts could leave at each
+    exit. 0 keeps `factors`."""
+
+
+#: The dial at which percentiles hold.
+MIDDLE = 0.5
 
 
 def weighted_loss(losses: Tensor, weights: Tensor) -> Tensor:
@@ -54,9 +63,9 @@ def weighted_loss(losses: Tensor, weights: Tensor) -> Tensor:
     return (losses * weights).sum() / weights.sum()
 
 
-def percentile_factors(entropies: Tensor, percent: float, dial: float) -> Tensor:
-    """[E, n] entropies of n examples at E exits -> [E] factors with which `percent` % of them leave at each exit."""
-    return torch.quantile(entropies.double(), percent / 100, dim=1) / dial
+def quantile_factors(entropies: Tensor, share: float, dial: float) -> Tensor:
+    """[E, n] entropies of n examples at E exits -> [E] factors with which `share` of them could leave at each exit."""
+    return torch.quantile(entropies.double(), share, dim=1) / dial
 
 
 class JointExits(Method):
@@ -87,6 +96,7 @@ class BranchyNet(JointExits):
     name = "branchynet"
     Config = BranchyNetConfig
     dial = ENTROPY_DIAL
+    factors: Tensor  # [L - 1]
 
     def __init__(self, config: BranchyNetConfig, shape: Shape, task: Task) -> None:
         super().__init__(config, shape, task)
@@ -95,7 +105,21 @@ class BranchyNet(JointExits):
                 f"Expected {shape.n_layers - 1} threshold factors, one per exit, got {len(config.factors)}. "
                 "Give one for each layer but the last, or none."
             )
+        self.register_buffer("factors", torch.tensor(config.factors or (1.0,) * (shape.n_layers - 1)).double())
 
     def decide(self, state: State) -> Decision:
-        factor = self.config.factors[state.layer - 1] if self.config.factors else 1.0
-        return Decision(exit=entropy(state.exit_logits) < state.dial * factor)
+        return Decision(exit=entropy(state.exit_logits) < state.dial * self.factors[state.layer - 1])
+
+    @torch.no_grad()
+    def finish(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> None:
+        if stage.name != "joint" or self.config.leaving_share == 0:
+            return
+        assert self.exits is not None
+        found = []
+        for inputs, _ in batches:
+            inputs = inputs.to(self.factors.device)
+            states = engine.hidden_states(inputs)
+            pooled = (self.exits.pool_padded(states[layer], inputs.attention_mask) for layer in stage.layers)
+            answers = [self.exits(layer, each) for layer, each in zip(stage.layers, pooled, strict=True)]
+            found.append(entropy(torch.stack(answers)))  # [E, B]
+        self.factors.copy_(quantile_factors(torch.cat(found, dim=1), self.config.leaving_share, MIDDLE))
