@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stretto.engine.reference import ReferenceEngine
-from stretto.state import Inputs
+from stretto.state import Inputs, first_tokens
 from stretto.tasks import Task
 
 
@@ -29,8 +29,7 @@ def layer_saliency(
     embedded = engine.embed(inputs).detach().requires_grad_()
     *states, last = engine.hidden_states(inputs, embedded=embedded)
     if backbone.token_head is None:
-        first = torch.arange(len(last), device=last.device), inputs.attention_mask.argmax(dim=1)
-        logits = backbone.classify(last[first])
+        logits = backbone.classify(first_tokens(last, inputs.attention_mask))
     else:
         logits = backbone.label_tokens(last)
     states = states[:depth]

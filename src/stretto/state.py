@@ -80,6 +80,11 @@ class Inputs:
         return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
+def first_tokens(hidden: Tensor, attention_mask: Tensor) -> Tensor:
+    """[B, T, d], [B, T] -> [B, d]: the state of position 0 of each sequence, whatever the padding side."""
+    return hidden[torch.arange(len(hidden), device=hidden.device), attention_mask.argmax(dim=1)]
+
+
 @dataclass(frozen=True)
 class Decision:
     """What a method wants done now; None says nothing."""

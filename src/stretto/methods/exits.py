@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share
-from stretto.state import State
+from stretto.state import State, first_tokens
 
 Pool = Literal["mean", "cls"]
 
@@ -62,7 +62,7 @@ class ExitHeads(nn.Module):
     def pool_padded(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Padded states [B, T, d] -> [B, d]; the same as `pool_rows`, for training."""
         if self.pool == "cls":
-            return hidden[torch.arange(len(hidden), device=hidden.device), attention_mask.argmax(dim=1)]
+            return first_tokens(hidden, attention_mask)
         mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
         return (hidden * mask).sum(dim=1) / mask.sum(dim=1)
 

@@ -32,7 +32,7 @@ from stretto.methods.base import Dial, Shape, Stage, TrainingBatch, spaced
 from stretto.methods.depths import DepthAdaptive, DepthConfig
 from stretto.methods.halting import depth_at_quantile, oracle_depth
 from stretto.methods.settings import Epochs, Weight
-from stretto.state import State
+from stretto.state import State, first_tokens
 from stretto.tasks import Task
 
 
@@ -99,10 +99,12 @@ class TokenHalting(DepthAdaptive):
         """The mean loss of the pooled head over all layers, and that of the model's own head."""
         inputs, backbone = batch.inputs, batch.engine.backbone
         states = batch.engine.as_heads_read(batch.engine.hidden_states(inputs))
-        first = torch.arange(len(batch.labels), device=batch.labels.device), inputs.attention_mask.argmax(dim=1)
         answers = [self.pooled_head(self.pooled_head.pool_padded(state, inputs.attention_mask)) for state in states]
         early = torch.stack([self.task.loss(logits, batch.labels).mean() for logits in answers]).mean()
-        return early + self.task.loss(backbone.classify(states[-1][first]), batch.labels).mean()
+        return (
+            early
+            + self.task.loss(backbone.classify(first_tokens(states[-1], inputs.attention_mask)), batch.labels).mean()
+        )
 
     def correct_tokens(self, states: list[Tensor], labels: Tensor) -> Tensor:
         """L states [B, T, d], [B] -> [L, B, T] bool: is the answer of this token alone right after this layer?"""

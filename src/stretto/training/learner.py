@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stretto.encoding import as_inputs
 from stretto.methods.base import Pass, Stage, TrainingBatch
 from stretto.model import AdaptiveModel
-from stretto.state import Inputs
+from stretto.state import Inputs, first_tokens
 
 
 class Learner(nn.Module):
@@ -57,8 +57,7 @@ class Learner(nn.Module):
             read = [exits.pool_padded(states[n], inputs.attention_mask) for n in stage.layers] if exits else []
             last = states[-1]
             if self.model.backbone.token_head is None:
-                everyone = torch.arange(len(last), device=last.device)
-                last = last[everyone, inputs.attention_mask.argmax(dim=1)]
+                last = first_tokens(last, inputs.attention_mask)
         return self.answers(read, last)
 
     def answers(self, read: list[Tensor], last: Tensor) -> Pass:
