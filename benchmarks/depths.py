@@ -46,13 +46,13 @@ WORDS: dict[str, dict[str, Any]] = {
 #: fewer epochs (long texts have more words to learn from) and a table of fewer texts (each is read seven times).
 LONG: dict[str, dict[str, Any]] = {
     "depth_mi": {"head": "model", "depth_learning_rate": 5e-5, "depth_epochs": 3, "training_strength": 1.25},
-    "token_halting": {"anytime_epochs": 0.5, "depth_epochs": 1},
+    "token_halting": {"anytime_epochs": 0.5, "depth_epochs": 0.5},
     "depth_reconstruction": {
         "head": "model",
         "depth_learning_rate": 5e-5,
-        "reconstruction_epochs": 0.5,
-        "depth_epochs": 1,
-        "table_texts": 300,
+        "reconstruction_epochs": 0.25,
+        "depth_epochs": 0.5,
+        "table_texts": 200,
     },
 }
 #: As by default.
