@@ -11,6 +11,7 @@ from typing import Any
 from curves import NOT_METHODS
 from depths import FIRST_LAYERS, REPORTED, SETS, Depths
 from drop_results import summary
+from exit_results import clock_note
 from names import HF, RESULTS, SET_NAMES, metric, title
 
 from stretto.methods.alberta import GATED
@@ -97,11 +98,12 @@ def depth_tables() -> str:
         about = runs[0]["about"]
         rows = [row for method, dials in REPORTED.items() for dial in dials
                 if (row := reported_row(runs, method, f"{dial:g}")) is not None]  # fmt: skip
+        clock = next((run["clock"] for run in runs if "clock" in run), {})  # one seed is timed
         seeds = ", ".join(str(run["about"]["seed"]) for run in runs)
         parts += [
             f"### {title(about)}",
             f"{about['test_examples']} test inputs; score is {metric(about)}, seeds {seeds}. Full model: "
-            f"**{mean([100 * run['full']['test']['score'] for run in runs])}**.",
+            f"**{mean([100 * run['full']['test']['score'] for run in runs])}**. {clock_note(clock, SIZES)}",
             markdown_table(rows) if rows else "No method has been measured yet.",
             markdown_table(chosen) if (chosen := chosen_rows(runs)) else "",
             first_layers_table(runs),

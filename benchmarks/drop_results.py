@@ -8,7 +8,7 @@ from typing import Any
 
 from curves import LOSSES, NOT_METHODS
 from drops import SETS
-from exit_results import BATCHES, by_batch, of_products
+from exit_results import by_batch, clock_note, of_products
 from names import HF, RESULTS, metric, title
 
 from stretto.view.tables import markdown_table
@@ -48,9 +48,10 @@ def drop_tables() -> str:
     for found in load_drops():
         about, full = found["about"], found["full"]["test"]
         rows = [row for key in found if key not in NOT_METHODS for row in chosen_rows(found, key)]
+        clock = found.get("clock", {})
         told = [
             f"{about['test_examples']} test inputs; score is {metric(about)}. Full model: "
-            f"**{100 * full['score']:.2f}** (dev {100 * found['full']['dev']['score']:.2f}). {clock_note(found)}"
+            f"**{100 * full['score']:.2f}** (dev {100 * found['full']['dev']['score']:.2f}). {clock_note(clock)}"
         ]
         if "search" in found:
             search = found["search"]
@@ -143,14 +144,3 @@ def chosen_rows(found: dict[str, Any], key: str) -> list[Row]:
             }
         )
     return rows
-
-
-def clock_note(found: dict[str, Any]) -> str:
-    clock = found.get("clock")
-    if clock is None:
-        return "Time: not measured yet."
-    full = " / ".join(f"{clock['methods']['full'][size][HF]:.2f}" for size in BATCHES)
-    return (
-        f"Time: {clock['sequences']} test inputs, median of {clock['rounds']} rounds, "
-        f"{clock['threads']} threads. The full model on the packed engine × HF: {full}."
-    )

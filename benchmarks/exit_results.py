@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,16 +190,10 @@ def set_tables() -> str:
                         "products 32": of_products(gains),
                     }
                 )
-        timed = (
-            f"Time: {clock['sequences']} test inputs, median of {clock['rounds']} rounds, {clock['threads']} threads. "
-            f"The full model on the packed engine × HF: {by_batch(clock['methods'].get('full', {}), HF)}."
-            if clock
-            else "Time: not measured yet."
-        )
         parts += [
             f"### {results.title}",
             f"{about['test_examples']} test inputs; score is {results.metric}. Full model: "
-            f"**{100 * results.full['score']:.2f}**. {timed}",
+            f"**{100 * results.full['score']:.2f}**. {clock_note(clock)}",
             markdown_table(rows) if rows else "No method has been measured yet.",
             f"Again: `{about['command']}` (seed {about['seed']}; stretto {about['stretto']}, torch {about['torch']}, "
             f"transformers {about['transformers']}).",
@@ -207,8 +201,20 @@ def set_tables() -> str:
     return "\n\n".join(parts) or "Not measured yet."
 
 
-def by_batch(gains: dict[str, dict[str, float]], name: str) -> str:
-    return " / ".join(f"{gains[size][name]:.2f}" if size in gains else "–" for size in BATCHES) if gains else ""
+def clock_note(clock: dict[str, Any], sizes: Sequence[str] = BATCHES) -> str:
+    """What was timed, where (if it is known), and the full model against Hugging Face."""
+    if not clock:
+        return "Time: not measured yet."
+    where = f", {clock['cpu']}" if "cpu" in clock else ""
+    return (
+        f"Time: {clock['sequences']} test inputs, median of {clock['rounds']} rounds, "
+        f"{clock['threads']} threads{where}. "
+        f"The full model on the packed engine × HF: {by_batch(clock['methods'].get('full', {}), HF, sizes)}."
+    )
+
+
+def by_batch(gains: dict[str, dict[str, float]], name: str, sizes: Sequence[str] = BATCHES) -> str:
+    return " / ".join(f"{gains[size][name]:.2f}" if size in gains else "–" for size in sizes) if gains else ""
 
 
 def of_products(gains: dict[str, dict[str, float]]) -> str:
