@@ -12,12 +12,12 @@ from curves import NOT_METHODS
 from depths import FIRST_LAYERS, REPORTED, SETS, Depths
 from drop_results import summary
 from exit_results import clock_note
-from names import HF, RESULTS, SET_NAMES, metric, title
+from names import HF, RESULTS, SET_NAMES, STREAM, metric, title
 
 from stretto.methods.alberta import GATED
 from stretto.view.tables import markdown_table
 
-SIZES = tuple(map(str, Depths.batch_sizes))
+SIZES = (*map(str, Depths.batch_sizes), STREAM)
 #: Thresholds of ALBERTa's gates that the table of pretrained encoders shows.
 SHOWN_GATES = (0.5, 0.9)
 
@@ -58,7 +58,8 @@ def reported_row(runs: Runs, method: str, dial: str) -> Row | None:
     clocks = [points[f"dial {dial}"] for points in timed if f"dial {dial}" in points]
 
     def by_size(name: str) -> str:
-        return " / ".join(f"{statistics.mean(c[size][name] for c in clocks):.2f}" for size in SIZES) if clocks else "–"
+        found = [[clock[size][name] for clock in clocks if size in clock] for size in SIZES]
+        return " / ".join(f"{statistics.mean(each):.2f}" if each else "–" for each in found) if clocks else "–"
 
     return {
         "method": method,

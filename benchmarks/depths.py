@@ -87,7 +87,7 @@ SETS = {
     "mr": CurveSet("mr.all", None, None, 2, rows=WORDS, dials=DIALS),
     "imdb": CurveSet(
         "imdb.train", None, "imdb.test", 2, limit=3333, test_limit=1000, chosen_on=1000, max_length=256, accumulate=2,
-        attention_dropout=0.0, rows=LONG, dials=LONG_DIALS,
+        attention_dropout=0.0, rows=LONG, dials=LONG_DIALS, timed=32, rounds=3,
     ),
     "mrpc": CurveSet("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3, rows=GATES, dials=DIALS),
     "wnut17": CurveSet(

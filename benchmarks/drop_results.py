@@ -8,7 +8,7 @@ from typing import Any
 
 from curves import LOSSES, NOT_METHODS
 from drops import SETS
-from exit_results import by_batch, clock_note, of_products
+from exit_results import COLUMNS, by_batch, clock_note, of_products
 from names import HF, RESULTS, metric, title
 
 from stretto.view.tables import markdown_table
@@ -137,9 +137,9 @@ def chosen_rows(found: dict[str, Any], key: str) -> list[Row]:
                 "against dial off": f"{100 * (point['score'] - found[key]['test'][0]['score']):+.2f}",
                 "cost": f"{point['cost']:.3f}",
                 "FLOPs ÷": "–" if key in ORACLES else f"{1 / point['cost']:.2f}",
-                "× full 1 / 8 / 32": by_batch(gains, "time_gain"),
-                "× HF 1 / 8 / 32": by_batch(gains, HF),
-                "tracking 1 / 8 / 32": by_batch(gains, "tracking"),
+                f"× full {COLUMNS}": by_batch(gains, "time_gain"),
+                f"× HF {COLUMNS}": by_batch(gains, HF),
+                f"tracking {COLUMNS}": by_batch(gains, "tracking"),
                 "products 32": of_products(gains),
             }
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from names import HF, RESULTS, SET_NAMES, metric, title
+from names import HF, RESULTS, SET_NAMES, STREAM, metric, title
 
 from stretto.methods import METHODS
 from stretto.tasks import TASKS
@@ -18,6 +18,8 @@ BUDGETS = ("0.75", "0.5", "0.35")
 README_BUDGET = "0.5"
 README_LOSS = 2  # points: what has lost more may be as fast as it likes
 BATCHES = ("1", "8", "32")
+TIMES = (*BATCHES, STREAM)
+COLUMNS = " / ".join(TIMES)
 SLACK = 0.6  # points of score a curve may lose and still count as the full model's
 ENCODERS = ("gte-small",)  # shown first
 ADAPTIVE = [name for name, method in METHODS.items() if method.uses_exits]
@@ -184,9 +186,9 @@ def set_tables() -> str:
                         "cost": f"{point['cost']:.3f}",
                         "depth": f"{point['depth']:.2f}",
                         "dial": f"{point['dial']:g}",
-                        "× full 1 / 8 / 32": by_batch(gains, "time_gain"),
-                        "× HF 1 / 8 / 32": by_batch(gains, HF),
-                        "tracking 1 / 8 / 32": by_batch(gains, "tracking"),
+                        f"× full {COLUMNS}": by_batch(gains, "time_gain"),
+                        f"× HF {COLUMNS}": by_batch(gains, HF),
+                        f"tracking {COLUMNS}": by_batch(gains, "tracking"),
                         "products 32": of_products(gains),
                     }
                 )
@@ -201,7 +203,7 @@ def set_tables() -> str:
     return "\n\n".join(parts) or "Not measured yet."
 
 
-def clock_note(clock: dict[str, Any], sizes: Sequence[str] = BATCHES) -> str:
+def clock_note(clock: dict[str, Any], sizes: Sequence[str] = TIMES) -> str:
     """What was timed, where (if it is known), and the full model against Hugging Face."""
     if not clock:
         return "Time: not measured yet."
@@ -213,7 +215,7 @@ def clock_note(clock: dict[str, Any], sizes: Sequence[str] = BATCHES) -> str:
     )
 
 
-def by_batch(gains: dict[str, dict[str, float]], name: str, sizes: Sequence[str] = BATCHES) -> str:
+def by_batch(gains: dict[str, dict[str, float]], name: str, sizes: Sequence[str] = TIMES) -> str:
     return " / ".join(f"{gains[size][name]:.2f}" if size in gains else "–" for size in sizes) if gains else ""
 
 
@@ -244,14 +246,15 @@ def tracking_note() -> str:
     """How much of the FLOPs gain became a gain in time, and what the dial costs when it is off."""
     results = load_results()
     lines = []
-    for size in BATCHES:
+    for size in TIMES:
+        batches = "batches of 32 in a stream" if size == STREAM else f"batch {size}"
         gains = [gain[size] for gain in measured(results) if size in gain]
         for what, name in (("", "tracking"), (", the matrix products alone", "tracking_of_products")):
             shares = [gain[name] for gain in gains if name in gain]
             if shares:
                 good = sum(share >= 0.9 for share in shares)
                 lines.append(
-                    f"- batch {size}{what}: {good} of {len(shares)} rows keep at least 0.9 of the FLOPs gain as a gain "
+                    f"- {batches}{what}: {good} of {len(shares)} rows keep at least 0.9 of the FLOPs gain as a gain "
                     f"in time (lowest {min(shares):.2f}, median {statistics.median(shares):.2f}, highest "
                     f"{max(shares):.2f})"
                 )

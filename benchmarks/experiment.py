@@ -12,13 +12,14 @@ import os
 import platform
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import transformers
+from names import STREAM
 
 from stretto import AdaptiveModel, __version__, train
 from stretto.bench.baselines import GemmLimit, hugging_face, padded_flops
@@ -27,12 +28,14 @@ from stretto.bench.results import cpu_name
 from stretto.bench.timing import Contender, interleaved
 from stretto.bench.timing import Timed as Result
 from stretto.data import Dataset, load, sample, split_off
-from stretto.evaluate import batches
+from stretto.evaluate import batches, windows
 from stretto.state import Inputs
 from stretto.tasks import TASKS
 
 RESULTS = Path(__file__).parent / "results"
 BATCHES = (1, 8, 32)
+#: How many times more texts are timed in a stream.
+STREAM_FACTOR = 8
 DEFAULT_SEED = 42
 
 
@@ -59,6 +62,10 @@ class Set:
     """While training; None: the encoder's own."""
     accumulate: int = 1
     """Parts a training batch of 32 is computed in: long texts need the memory."""
+    timed: int = 64
+    """Test inputs that are timed, in batches by themselves; in a stream eight times as many."""
+    rounds: int = 5
+    """Of timing."""
 
 
 @dataclass(frozen=True)
@@ -171,45 +178,55 @@ class Experiment:
         full = AdaptiveModel.from_pretrained(self.runs / "full")
         return Timed("full", "", full, full.method.dial.off)
 
-    def clock(self, sequences: int = 64, rounds: int = 5) -> None:
-        """Wall-clock of each model at its dial against the full one, packed and as Hugging Face runs it."""
-        full = self.whole()
-        texts = random.Random(self.seed).sample(self.test.texts, sequences)
-        jobs = list(self.timed())
+    def clock(self) -> None:
+        """Wall-clock of each model at its dial against the full one, packed and as Hugging Face runs it: in batches of
+        each size by themselves, and in a stream of the largest, as `stretto predict` takes a file."""
+        jobs, largest = list(self.timed()), max(self.batch_sizes)
         found: dict[str, Any] = {}
-        for size in self.batch_sizes:
-            with_products = size == max(self.batch_sizes)
-            contenders = list(self.contenders(full, jobs, texts, size, with_products))
-            results = {result.contender.name: result for result in interleaved(contenders, rounds, random.Random(size))}
-            plain = ratio(results["huggingface"], results["full"])
-            found.setdefault("full", {})[str(size)] = {"time_gain_vs_huggingface": plain}
-            for job in jobs:
-                flops, time = gains(results["full"], results[job.name])
-                row = {"flops_gain": flops, "time_gain": time, "tracking": time / flops}
-                row["time_gain_vs_huggingface"] = ratio(results["huggingface"], results[job.name])
-                if with_products:
-                    flops, time = gains(results[products_of("full")], results[products_of(job.name)])
-                    row["tracking_of_products"] = time / flops
-                found.setdefault(job.key, {}).setdefault(job.point, {})[str(size)] = row
+        for name, size in {**{str(size): size for size in self.batch_sizes}, STREAM: largest}.items():
+            for (key, point), row in self.times(jobs, size, stream=name == STREAM).items():
+                where = found.setdefault(key, {})
+                (where.setdefault(point, {}) if point else where)[name] = row
         cpu = f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
-        about = {"sequences": sequences, "rounds": rounds, "threads": torch.get_num_threads(), "cpu": cpu}
+        about = {
+            "sequences": self.spec.timed, "rounds": self.spec.rounds, "threads": torch.get_num_threads(), "cpu": cpu,
+        }  # fmt: skip
         self.write("clock", {**about, "methods": found})
 
+    def times(self, jobs: Sequence[Timed], size: int, stream: bool) -> dict[tuple[str, str], dict[str, float]]:
+        """(row, point) -> its gains in time. The full model has one point, without a name."""
+        full, with_products = self.whole(), size == max(self.batch_sizes) and not stream
+        count = min(self.spec.timed * (STREAM_FACTOR if stream else 1), len(self.test))
+        texts = random.Random(self.seed).sample(self.test.texts, count)
+        contenders = list(self.contenders(full, jobs, texts, size, stream, with_products))
+        timed = interleaved(contenders, self.spec.rounds, random.Random(size))
+        results = {result.contender.name: result for result in timed}
+        found = {("full", ""): {"time_gain_vs_huggingface": ratio(results["huggingface"], results["full"])}}
+        for job in jobs:
+            flops, time = gains(results["full"], results[job.name])
+            row = {"flops_gain": flops, "time_gain": time, "tracking": time / flops}
+            row["time_gain_vs_huggingface"] = ratio(results["huggingface"], results[job.name])
+            if with_products:
+                flops, time = gains(results[products_of("full")], results[products_of(job.name)])
+                row["tracking_of_products"] = time / flops
+            found[job.key, job.point] = row
+        return found
+
     def contenders(
-        self, full: Timed, jobs: Sequence[Timed], texts: Sequence[Any], size: int, with_products: bool
+        self, full: Timed, jobs: Sequence[Timed], texts: Sequence[Any], size: int, stream: bool, with_products: bool
     ) -> Iterator[Contender]:
         """Hugging Face, the full model, every job once for each dial; with the matrix products of all but the first."""
 
-        def pool(model: AdaptiveModel) -> list[Inputs]:
-            return list(batches(model.encode(texts).features, model.tokenizer.pad_token_id, size))
+        def pool(model: AdaptiveModel, taken: Callable[..., Iterator[Inputs]]) -> list[Inputs]:
+            return list(taken(model.encode(texts).features, model.tokenizer.pad_token_id, size))
 
-        padded, model = pool(full.model), full.model
+        padded, model = pool(full.model, batches), full.model
         yield Contender(
             "huggingface", "float32", hugging_face(model.encoder, padded), padded_flops(padded, model.backbone)
         )
         for name, job in {"full": full, **{job.name: job for job in jobs}}.items():
-            inputs = pool(job.model)
-            yield packed_contender(name, job.model, job.model.method, job.dial, inputs)
+            inputs = pool(job.model, windows if stream else batches)
+            yield packed_contender(name, job.model, job.model.method, job.dial, inputs, size)
             if with_products:
                 traces = [job.model.packed.run(batch, job.model.method, job.dial).trace for batch in inputs]
                 limit = GemmLimit(job.model.packed)

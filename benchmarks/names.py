@@ -12,6 +12,7 @@ SET_NAMES = {
 }  # fmt: skip
 METRIC_NAMES = {"accuracy": "accuracy, %", "pearson": "Pearson × 100"}
 HF = "time_gain_vs_huggingface"
+STREAM = "stream"  # beside batch sizes: the largest batches, several at a time
 
 
 def title(about: dict[str, Any]) -> str:

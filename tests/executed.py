@@ -35,7 +35,7 @@ CPU_FORMULAS = {
 def executed_flops(engine: PackedEngine, inputs: Inputs, method: Method, dial: float) -> tuple[int, Output]:
     """FLOPs of all matrix products of a run. Rows are not rounded up: that is the kernels' need, not the method's."""
     with (
-        mock.patch("stretto.engine.packed.round_up", lambda rows: max(rows, 1)),
+        mock.patch("stretto.engine.parts.round_up", lambda rows: max(rows, 1)),
         FlopCounterMode(display=False, custom_mapping=CPU_FORMULAS) as counter,
     ):
         output = engine.run(inputs, method, dial)

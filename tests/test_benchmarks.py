@@ -65,7 +65,7 @@ def check_clock(rows: dict[str, Any], sizes: tuple[int, ...]) -> None:
             continue
         by_dial: dict[float, Any] = {}
         for loss, times in points.items():
-            assert set(times) == {str(size) for size in sizes}
+            assert set(times) == {*map(str, sizes), "stream"}
             largest = str(max(sizes))
             for size, gains in times.items():
                 assert set(gains) == (GAINS | {"tracking_of_products"} if size == largest else GAINS)
@@ -76,7 +76,7 @@ def test_drops_from_training_to_times(scripts: dict[str, ModuleType], given: tup
     drops = scripts["drops"]
     settings = {"drop_epochs": 1, "random_models": 1}
     spec = drops.DropSet(
-        "made.train", None, "made.test", 1, searched_on=6, generations=1,
+        "made.train", None, "made.test", 1, searched_on=6, generations=1, timed=6, rounds=1,
         rows={"length_adaptive": settings, "constant_ratio-random": {**settings, "select": "random"}},
     )  # fmt: skip
     first = started(drops.Drops, spec, given)
@@ -94,7 +94,7 @@ def test_drops_from_training_to_times(scripts: dict[str, ModuleType], given: tup
     assert rows["length_adaptive"]["chosen"]["2"] is not None
     assert len(rows["search"]["area"]) == 2  # the start, one generation
 
-    first.clock(sequences=6, rounds=1)
+    first.clock()
     check_clock(json.loads(first.json.read_text()), first.batch_sizes)
 
 
@@ -105,7 +105,7 @@ def test_a_second_start_trains_nothing_again(
     few = {"depth_epochs": 1}
     spec = depths.CurveSet(
         "made.train", None, "made.test", 1, rows={"depth_mi": few, "full-2": {}, "depth_mi-2": few},
-        dials={"depth_mi": (0.0, 1.0)},
+        dials={"depth_mi": (0.0, 1.0)}, timed=4, rounds=1,
     )  # fmt: skip
     started(depths.Depths, spec, given).run(["depth_mi"])  # the first two layers are fine-tuned for it, but no row yet
     rows = json.loads(started(depths.Depths, spec, given).json.read_text())
@@ -117,7 +117,7 @@ def test_a_second_start_trains_nothing_again(
     again.run([])
     assert {key: again.rows[key] for key in rows if key != "about"} == {k: v for k, v in rows.items() if k != "about"}
     assert "full-2" in again.rows
-    again.clock(sequences=4, rounds=1)
+    again.clock()
     assert set(again.rows["clock"]["methods"]) == {"full", "depth_mi"}  # other encoders are not compared
     assert set(again.rows["clock"]["methods"]["depth_mi"]) >= {"dial 1"}
     other_seed = depths.Depths(*given, "made", spec, given[0] / "runs", 43)
@@ -135,7 +135,7 @@ def test_a_dial_that_a_set_is_not_measured_at_is_not_reported(
     found.run([])
     assert found.rows["depth_mi"]["reported"] == {}
     results, point = importlib.import_module("depth_results"), {"score": 0.5, "cost": 0.5, "token_depth": 2.0}
-    clock = {size: {"time_gain": 2.0, "tracking": 1.0, "time_gain_vs_huggingface": 3.0} for size in results.SIZES}
+    clock = {size: {"time_gain": 2.0, "tracking": 1.0, "time_gain_vs_huggingface": 3.0} for size in results.SIZES[:3]}
     runs = [
         found.rows,
         {"depth_mi": {"reported": {"1": point}}},  # not timed
@@ -143,7 +143,7 @@ def test_a_dial_that_a_set_is_not_measured_at_is_not_reported(
         {"clock": {"methods": {"full": {}}}},
     ]
     row = results.reported_row(runs, "depth_mi", "1")
-    assert row["score"] == "50.00 ± 0.00" and row["tracking 1 / 8 / 15 / 32"] == "1.00 / 1.00 / 1.00 / 1.00"
+    assert row["score"] == "50.00 ± 0.00" and row["tracking 1 / 8 / 15 / 32 / stream"] == "1.00 / 1.00 / 1.00 / – / –"
 
 
 def test_a_loss_is_counted_from_the_better_of_full_model_and_dial_off(scripts: dict[str, ModuleType]) -> None:
@@ -176,14 +176,14 @@ def test_a_pretrained_encoder_is_fine_tuned_with_its_gates(
     pretrained = run("pretrain", texts, encoder, "--vocab-size", 60, *flags, "--max-length", 32, "--max-steps", 2)
     assert pretrained.exit_code == 0, pretrained.stderr
     script = importlib.import_module("pretraining")
-    spec = script.CurveSet("made.train", None, "made.test", 1, rows={"alberta": {"gate_epochs": 1}})
+    spec = script.CurveSet("made.train", None, "made.test", 1, rows={"alberta": {"gate_epochs": 1}}, timed=4, rounds=1)
     found = started(script.Pretrained, spec, (data, str(encoder)), "sst2")
     found.run([])
     assert found.rows["pretraining"]["steps"] == 2
     assert found.whole().dial == 0  # without early exit, but gated
     ignored, gated = (OperatingPoint(dial, score, 1.0, 3.0, {}) for dial, score in ((-1.0, 0.9), (0.0, 0.8)))
     assert found.score_of_all_layers([ignored, gated]) == 0.8
-    found.clock(sequences=4, rounds=1)
+    found.clock()
     assert found.rows["clock"]["methods"]["full"]["1"]["time_gain_vs_huggingface"] > 0
     assert AdaptiveModel.from_pretrained(found.runs / "alberta").method.config.exit_share == 0  # as published
 

@@ -23,7 +23,10 @@ def test_bench_model(model: Path, data: Path, tmp_path: Path) -> None:
     assert 3 < shallow["flops_gain"] < 4
     assert shallow["tracking"] == pytest.approx(shallow["time_gain"] / shallow["flops_gain"])
     assert rows[0]["time_gain"] == rows[0]["cost"] == 1
-    assert len(json.loads(run(*args, "--dials", "1", "--json").stdout)["rows"]) == 4
+    assert not any(row["stream"] for row in rows)
+    streamed = json.loads(run(*args, "--dials", "1", "--stream", "--json").stdout)["rows"]
+    assert [row["stream"] for row in streamed] == [True] * 4
+    assert streamed[3]["flops_gain"] == pytest.approx(shallow["flops_gain"])  # the same work, in other company
     assert "whole numbers from 1" in run(*args[:4], "--batch-sizes", "0").stderr
 
 

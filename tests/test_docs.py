@@ -254,7 +254,7 @@ def test_report_takes_results_as_far_as_they_go(tmp_path: Path, monkeypatch: pyt
     assert "| deebert | 90.5 @ 0.40 |  |" in table  # not for regression
     assert "| static_depth | 80.0 @ 0.49 | – |" in table  # the deeper of two that fit; none yet
     assert "run 2.0–2.0 times as fast as the full model" in table
-    assert "| deebert | 0.5 | 90.50 | 0.400 | 4.80 | 0.2 | 2.00 / – / 2.00 |" in results.set_tables()
+    assert "| deebert | 0.5 | 90.50 | 0.400 | 4.80 | 0.2 | 2.00 / – / 2.00 / – |" in results.set_tables()
     assert "| deebert (cls) | 91.00 @ 1.01 |" in results.cheapest_table()
     assert "batch 32: 0 of 1 rows" in results.tracking_note()
     assert "add 1.0 to 1.0 %" in results.tracking_note()

@@ -21,6 +21,9 @@ from stretto.tasks import Logits
 if TYPE_CHECKING:
     from stretto.model import AdaptiveModel
 
+#: The most batches, and tokens, that go through the layers together: what is left of them is joined where sequences
+#: leave or lose tokens. More of them would take more memory, and there is little left to gain.
+WINDOW, WINDOW_TOKENS = 16, 2**16
 #: How many points of dev score the default dial may give up against the full model.
 DEFAULT_LOSS = 0.5
 
@@ -48,6 +51,23 @@ def batches(features: Sequence[Feature], pad_token_id: int, batch_size: int, pro
     starts = range(0, len(features), batch_size)
     for start in tqdm(starts, desc=progress, disable=not progress, leave=False):
         yield as_inputs(pad(list(features[start : start + batch_size])))
+
+
+def windows(features: Sequence[Feature], pad_token_id: int, batch_size: int, progress: str = "") -> Iterator[Inputs]:
+    """Several batches in one, in the given order: one at least, and as many as `WINDOW` and `WINDOW_TOKENS` allow."""
+    pad, start = collate(pad_token_id), 0
+    with tqdm(total=len(features), unit=" texts", desc=progress, disable=not progress, leave=False) as bar:
+        while start < len(features):
+            end, tokens = start, 0
+            while end < min(start + WINDOW * batch_size, len(features)):
+                batch = features[end : end + batch_size]
+                tokens += sum(len(feature["input_ids"]) for feature in batch)
+                if end > start and tokens > WINDOW_TOKENS:
+                    break
+                end += len(batch)
+            yield as_inputs(pad(list(features[start:end])))
+            bar.update(end - start)
+            start = end
 
 
 def sweep(
@@ -82,10 +102,12 @@ def run_features(
     """Logits and trace of all features, in order. `dial` may be one per feature ([n])."""
     logits: list[Tensor] = []
     traces: list[Trace] = []
-    for inputs in batches(features, model.tokenizer.pad_token_id, batch_size, progress):
-        done, count = len(traces) * batch_size, len(inputs.input_ids)
+    done = 0
+    for inputs in windows(features, model.tokenizer.pad_token_id, batch_size, progress):
+        count = len(inputs.input_ids)
         here = dial[done : done + count] if isinstance(dial, Tensor) and dial.dim() else dial
-        output = model.run(inputs, here)
+        output = model.run(inputs, here, batch_size=batch_size)
+        done += count
         traces.append(output.trace)
         if output.logits.dim() == 2:
             logits.append(output.logits)

@@ -126,14 +126,18 @@ class AdaptiveModel(nn.Module):
             self._packed = (stamp, PackedEngine(self.backbone, self.dtype))
         return self._packed[1]
 
-    def run(self, inputs: Inputs, dial: float | Tensor | None = None, *, method: Method | None = None) -> Output:
-        """Logits and trace of a tokenised batch. `dial` may be one number or one per sequence ([B]).
+    def run(
+        self, inputs: Inputs, dial: float | Tensor | None = None, *,
+        batch_size: int | None = None, method: Method | None = None,
+    ) -> Output:  # fmt: skip
+        """Logits and trace of tokenised sequences. `dial` may be one number or one per sequence ([B]).
 
-        `method` may stand in for the model's own, to watch it (see `stretto.explain`)."""
+        `batch_size` is how many of them are computed at once (default: all); answers do not depend on it. `method` may
+        stand in for the model's own, to watch it (see `stretto.explain`)."""
         if self.training:
             raise StrettoError("Expected a model in eval mode, got one in training mode. Call model.eval() first.")
         dials = self.dials_of(dial, len(inputs.input_ids))
-        return self.packed.run(inputs.to(self.encoder.device), method or self.method, dials)
+        return self.packed.run(inputs.to(self.encoder.device), method or self.method, dials, batch_size=batch_size)
 
     def dials_of(self, dial: float | Tensor | None, count: int) -> Tensor:
         """[count] the dial of each input: given for each, given for all, or the model's own (None)."""
@@ -162,7 +166,7 @@ class AdaptiveModel(nn.Module):
     def predict(
         self, texts: Text | Sequence[Text | list[str]], dial: float | Tensor | None = None, batch_size: int = 32
     ) -> Any:
-        """Answer one input (a string or a tuple: see `Text`) or a list of them, in order.
+        """Answer one input (a string or a tuple: see `Text`) or a list of them, in order, `batch_size` at once.
 
         The answers are `Prediction`s of the task's own kind, such as `LabelPrediction`."""
         if isinstance(texts, (str, tuple)):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stretto.backbones import Backbone
 from stretto.engine.packed import PackedEngine
-from stretto.engine.run import Run
+from stretto.engine.run import Run, first_state
 from stretto.methods.base import Method
 from stretto.state import Decision, Inputs, Output, State
 
@@ -74,7 +74,8 @@ def replay(backbone: Backbone, method: Method, recording: Recording, dial: float
 
     Each sequence is played by a single row, its pooled state: pooling one row gives that row."""
     one_token = torch.ones(len(recording), 1, dtype=torch.long, device=recording.lengths.device)
-    run = Run(backbone, method, Inputs(one_token, one_token), dial)
+    inputs = Inputs(one_token, one_token)
+    run = Run(backbone, method, inputs, first_state(inputs, dial))
     run.trace.lengths = recording.lengths
     run.trace.decider_macs = recording.lengths * backbone.embedding_macs
     for layer in range(1, backbone.n_layers + 1):

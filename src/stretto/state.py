@@ -7,8 +7,9 @@ live rows, B the number of live sequences, d the hidden size, C the number of la
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -28,6 +29,10 @@ VERBS: dict[Point, frozenset[str]] = {
 SOFT = frozenset({"attention_bias", "output_factor"})
 REAL = SOFT | {"gate"}  # verbs that are numbers; the others are yes or no
 PER_SEQUENCE = frozenset({"exit", "gate"})  # one entry per live sequence; the others have one per live row
+
+#: The fields of `State` with an entry per row (but `sequence`, which counts within the state) and per sequence.
+OF_ROWS = ("position", "frozen", "protected", "row_ids")
+OF_SEQUENCES = ("ids", "dial", "lengths", "spent")
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,8 @@ class State:
     """[B] multiply-adds the deciders used; the engine writes them down when a sequence leaves."""
     gate: Tensor | None = None
     """[B] the factor on this layer's residual branches, if one was said before it."""
+    any_frozen: bool = False
+    """Whether some row may be frozen: most methods never freeze, and then nobody need look."""
     notes: dict[str, Tensor] = field(default_factory=dict)
     """Per-sequence notes [B, …] a method keeps between layers; they follow the sequences that stay."""
     row_notes: dict[str, Tensor] = field(default_factory=dict)
@@ -211,6 +218,29 @@ class State:
             )
         return self.providers[what]()
 
+    @staticmethod
+    def join(parts: Sequence[State]) -> State:
+        """Several states before the same layer as one, their sequences one after another.
+
+        Their notes must have the same names. `rows` belongs to the engine, which joins it in its own way."""
+
+        def joined_notes(name: str) -> dict[str, Tensor]:
+            notes = [getattr(part, name) for part in parts]
+            return {key: torch.cat([note[key] for note in notes]) for key in notes[0]}
+
+        before = [0, *accumulate(part.n_sequences for part in parts)]
+        whole = replace(
+            parts[0],
+            sequence=torch.cat([part.sequence + start for part, start in zip(parts, before, strict=False)]),
+            gate=None,
+            any_frozen=any(part.any_frozen for part in parts),
+            notes=joined_notes("notes"),
+            row_notes=joined_notes("row_notes"),
+        )
+        for name in (*OF_ROWS, *OF_SEQUENCES):
+            setattr(whole, name, torch.cat([getattr(part, name) for part in parts]))
+        return whole
+
     def select_rows(self, keep: Tensor) -> Tensor:
         """Forget the rows where `keep` ([N] bool) is False; return the indices of those that stay.
 
@@ -242,13 +272,13 @@ class State:
 
     def _take_rows(self, index: Tensor) -> None:
         """`index` ([M] indices of rows) says which stay and in which order."""
-        for name in ("sequence", "position", "frozen", "protected", "row_ids"):
+        for name in ("sequence", *OF_ROWS):
             setattr(self, name, getattr(self, name).index_select(0, index))
         self.row_notes = {name: note.index_select(0, index) for name, note in self.row_notes.items()}
 
     def _take_sequences(self, which: Tensor) -> None:
         """`which` (indices of sequences) says which stay and in which order."""
-        for name in ("ids", "dial", "lengths", "spent"):
+        for name in OF_SEQUENCES:
             setattr(self, name, getattr(self, name).index_select(0, which))
         self.gate = None if self.gate is None else self.gate.index_select(0, which)
         self.notes = {name: note.index_select(0, which) for name, note in self.notes.items()}

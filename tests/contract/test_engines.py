@@ -142,7 +142,7 @@ CHANCES = st.builds(
     padding=st.sampled_from([MOST_PADDING, 1e6]),
 )  # fmt: skip
 def test_random_decisions(model_type: str, chances: Chances, seed: int, lengths: list[int], padding: float) -> None:
-    """reference == packed; alone == in batch; order and padding do not matter, inside the engine or outside."""
+    """reference == packed; alone == in batch == in parts; order and padding do not matter, inside the engine or out."""
     with padding_up_to(padding):
         check_random_decisions(model_type, chances, seed, lengths)
 
@@ -161,6 +161,10 @@ def check_random_decisions(model_type: str, chances: Chances, seed: int, lengths
         left = protecting(left, chances.protect)
         for engine in (packed, reference):
             assert_same(engine.run(left, method_for(backbone, chances, seed, names), 0.0, keep_hidden=True), expected)
+
+        for size in (1, 2):
+            method = method_for(backbone, chances, seed, names)
+            assert_same(packed.run(inputs, method, 0.0, batch_size=size, keep_hidden=True), expected)
 
         order = names[::-1]
         turned = packed.run(rows_of(inputs, order), method_for(backbone, chances, seed, order), 0.0, keep_hidden=True)

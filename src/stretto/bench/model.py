@@ -3,6 +3,9 @@
 At every batch size one sample of texts goes through all contenders in interleaved rounds: Hugging Face on padded
 batches (as the texts come, and sorted by length), the packed engine with every layer for every token and no exits, and
 the packed engine with the method at each dial. Everybody gets ready tensors; nobody tokenises.
+
+By itself each batch is timed as a request would be; in a stream the packed engine takes several batches at a time, as
+`stretto predict` does with a file, and joins what is left of them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from stretto.bench.baselines import hugging_face, padded_flops
 from stretto.bench.timing import Contender, interleaved
 from stretto.encoding import Feature
 from stretto.errors import StrettoError
-from stretto.evaluate import OperatingPoint, batches, within_budget
+from stretto.evaluate import OperatingPoint, batches, windows, within_budget
 from stretto.measure import Cost
 from stretto.methods import METHODS, Method, Shape
 from stretto.model import AdaptiveModel
@@ -38,6 +41,7 @@ def bench_model(
     seed: int = 0,
     *,
     sequences: int = SEQUENCES,
+    stream: bool = False,
     progress: bool = False,
 ) -> list[dict[str, Any]]:
     """One row per batch size and dial, and one with the dial None for the full model, packed.
@@ -58,7 +62,7 @@ def bench_model(
     with tqdm(total=rounds * len(batch_sizes), unit="round", disable=not progress, leave=False) as bar:
         for size in batch_sizes:
             bar.set_description(f"batch {size}")
-            contenders = _contenders(model, features, dials, size)
+            contenders = _contenders(model, features, dials, size, stream)
             timed = interleaved(contenders, rounds, random.Random(f"{seed}/{size}"), bar.update)
             seconds = {result.contender.name: result.median for result in timed}
             work = {contender.name: contender.flops for contender in contenders}
@@ -69,6 +73,7 @@ def bench_model(
                 rows.append(
                     {
                         "batch_size": size,
+                        "stream": stream,
                         "dial": choice,
                         "sequences": len(sample),
                         "cost": work[name] / work["full"],
@@ -83,7 +88,9 @@ def bench_model(
     return rows
 
 
-def _contenders(model: AdaptiveModel, features: list[Feature], dials: Sequence[float], size: int) -> list[Contender]:
+def _contenders(
+    model: AdaptiveModel, features: list[Feature], dials: Sequence[float], size: int, stream: bool
+) -> list[Contender]:
     pad = model.tokenizer.pad_token_id
     mixed = list(batches(features, pad, size))
     by_length = list(batches(sorted(features, key=lambda feature: len(feature["input_ids"])), pad, size))
@@ -91,14 +98,17 @@ def _contenders(model: AdaptiveModel, features: list[Feature], dials: Sequence[f
         Contender(name, "float32", hugging_face(model.encoder, pool), padded_flops(pool, model.backbone))
         for name, pool in (("huggingface", mixed), ("sorted", by_length))
     ]
-    contenders.append(packed_contender("full", model, full_method(model), 0.0, mixed))
-    contenders += [packed_contender(f"dial {dial}", model, model.method, dial, mixed) for dial in dials]
+    taken = list(windows(features, pad, size)) if stream else mixed
+    contenders.append(packed_contender("full", model, full_method(model), 0.0, taken, size))
+    contenders += [packed_contender(f"dial {dial}", model, model.method, dial, taken, size) for dial in dials]
     return contenders
 
 
-def packed_contender(name: str, model: AdaptiveModel, method: Method, dial: float, pool: Sequence[Inputs]) -> Contender:
-    """Counting the FLOPs runs, and so warms up, every batch."""
-    steps = [partial(model.packed.run, inputs, method, dial) for inputs in pool]
+def packed_contender(
+    name: str, model: AdaptiveModel, method: Method, dial: float, pool: Sequence[Inputs], batch_size: int
+) -> Contender:
+    """One step for each of `pool`, a batch or several. Counting the FLOPs runs, and so warms up, every step."""
+    steps = [partial(model.packed.run, inputs, method, dial, batch_size=batch_size) for inputs in pool]
     trace = Trace.concatenate([step().trace for step in steps])
     return Contender(name, model.dtype, steps, float(Cost.of(trace, model.backbone).flops.sum()))
 

@@ -19,6 +19,7 @@ stretto bench engine --shapes minilm-l6 --mixes sst --batch-sizes 1,32 --no-onnx
 MODEL_EXAMPLES = """
 stretto bench model reviews-model test.csv
 stretto bench model reviews-model test.csv --dials 0.1,0.3 --batch-sizes 1,64 --json bench.json
+stretto bench model reviews-model test.csv --batch-sizes 32 --sequences 512 --stream    # as predict takes a file
 """
 
 BatchSizes = Annotated[str, Option(help="Batch sizes, separated by commas.")]
@@ -76,6 +77,7 @@ def model(
     split: Split = None,
     batch_sizes: BatchSizes = "1,8,32",
     sequences: Annotated[int, Option(min=1, help="How many texts to sample.")] = 96,
+    stream: Annotated[bool, Option("--stream", help="Several batches at a time, as predict takes a file.")] = False,
     rounds: Rounds = 5,
     seed: Seed = 0,
     dtype: Dtype = "float32",
@@ -92,7 +94,9 @@ def model(
     texts = load(data, task=loaded.task.name, columns=Columns(text, text_b), split=split, labelled=False).texts
     say_cut(loaded.encode(texts).truncated, len(texts), loaded)
     wanted = budget_dials(loaded) if dials is None else numbers(dials, "--dials")
-    rows = bench_model(loaded, texts, wanted, sizes, rounds, seed, sequences=sequences, progress=on_terminal())
+    rows = bench_model(
+        loaded, texts, wanted, sizes, rounds, seed, sequences=sequences, stream=stream, progress=on_terminal()
+    )
     about = {"model": model, "data": data, "dtype": dtype, "rounds": rounds, "seed": seed}
     write_json(json, {**about, "cpu": cpu_name(), "versions": versions(), "rows": rows})
     if json != STDOUT:

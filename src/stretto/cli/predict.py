@@ -53,6 +53,7 @@ def predict(
     """Answer texts, in the order they come.
 
     Each answer has a label (tags and entities; a part of the context), its score, the depth it took and its cost."""
+    from stretto.evaluate import WINDOW
     from stretto.records import Columns, read
 
     if output is not None:
@@ -76,7 +77,8 @@ def predict(
         loaded.method.dial.check(dial)
     if source == STDIN and sys.stdin.isatty():
         say("reading lines from the terminal; end with Ctrl-D")
-    answers = Answers(loaded, dial, batch_size, probabilities)
+    # a file is there already; who writes lines to stdin may wait for the answers
+    answers = Answers(loaded, dial, batch_size, 1 if source == STDIN else WINDOW, probabilities)
     rows = answers.rows(records, progress=output is not None and on_terminal())
     if output is None:
         write_rows(rows, sys.stdout, as_json)
@@ -92,19 +94,22 @@ def predict(
 
 
 class Answers:
-    """Predictions batch by batch, and what is to be told of them in the end."""
+    """Predictions a few batches at a time, and what is to be told of them in the end."""
 
-    def __init__(self, model: AdaptiveModel, dial: float | None, batch_size: int, probabilities: bool) -> None:
-        self.model, self.dial, self.batch_size, self.probabilities = model, dial, batch_size, probabilities
+    def __init__(
+        self, model: AdaptiveModel, dial: float | None, batch_size: int, n_batches: int, probabilities: bool
+    ) -> None:
+        self.model, self.dial, self.probabilities = model, dial, probabilities
+        self.batch_size, self.at_a_time = batch_size, n_batches * batch_size
         self.count, self.truncated, self.cost = 0, 0, 0.0
 
     def rows(self, records: Iterable[Record], progress: bool) -> Iterator[list[Row]]:
-        """The answers of one batch after the other; no more than a batch is in memory."""
+        """The answers of a few batches after the other; no more than these are in memory."""
         from tqdm.auto import tqdm
 
         source = iter(records)
         with tqdm(unit=" texts", disable=not progress, leave=False) as bar:
-            while batch := list(islice(source, self.batch_size)):
+            while batch := list(islice(source, self.at_a_time)):
                 encoded = self.model.encode([record.texts for record in batch])
                 predictions = self.model.answer(encoded, self.dial, self.batch_size)
                 self.count += len(batch)

@@ -134,7 +134,7 @@ def together(
         first = end
 
 
-@lru_cache(maxsize=8)  # most layers meet the sizes of the layer before
+@lru_cache(maxsize=128)  # most layers meet the sizes of the layer before, in each of several parts
 def groups(
     shape: LayerShape, n_query: tuple[int, ...], n_key: tuple[int, ...], all_fed: bool, device: torch.device
 ) -> tuple[Group, ...]:

@@ -14,10 +14,12 @@ from torch.nn import functional as F
 from stretto.errors import StrettoError
 
 DTYPES = ("float32", "int8")
+#: Activations that oneDNN computes within a product, by its name for them.
+FUSED: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "tanh": torch.tanh}
 
 
 class Product(Protocol):
-    """x [M, in] -> x Wᵀ + b [M, out], then GELU if built with it, then + residual [M, out] if given.
+    """x [M, in] -> x Wᵀ + b [M, out], then the activation if built with one, then + residual [M, out] if given.
 
     `add_scaled` is residual + factor (x Wᵀ + b) for a `factor` [M, 1], without activation; a factor of 1 gives the very
     same bits as no factor."""
@@ -43,13 +45,13 @@ class PlainProduct:
 
 
 class OneDnnProduct:
-    """oneDNN with the weight reordered once; exact GELU and the residual sum are fused into the product.
+    """oneDNN with the weight reordered once; exact GELU, tanh and the residual sum are fused into the product.
 
     At 16 rows it already runs at the rate of tall matrices, where torch's own linear reaches half of it."""
 
     def __init__(self, weight: Tensor, bias: Tensor, activation: Callable[[Tensor], Tensor] | None) -> None:
-        self.fused = "gelu" if is_exact_gelu(activation) else "none"
-        self.activation = None if self.fused == "gelu" else activation
+        self.fused = next((name for name, known in FUSED.items() if computes(known, activation)), "none")
+        self.activation = activation if self.fused == "none" else None
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 512)
         self.bias = bias
 
@@ -88,7 +90,7 @@ class Int8Product:
     def __init__(self, weight: Tensor, bias: Tensor, activation: Callable[[Tensor], Tensor] | None) -> None:
         self.packed, self.seven_bits = packed_int8(weight, bias), int8_saturates()
         # in place where possible: the FFN's wide matrix is too large to be written twice for nothing
-        self.activation = torch.ops.aten.gelu_ if is_exact_gelu(activation) else activation
+        self.activation = torch.ops.aten.gelu_ if computes(F.gelu, activation) else activation
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y = torch.ops.quantized.linear_dynamic(x, self.packed, self.seven_bits)
@@ -120,9 +122,10 @@ def product(*linears: nn.Linear, dtype: str, activation: Callable[[Tensor], Tens
     return PlainProduct(weight, bias, activation)
 
 
-def is_exact_gelu(activation: Callable[[Tensor], Tensor] | None) -> bool:
-    """Whether an activation is the erf form of GELU, judged by what it computes rather than by its class."""
+def computes(known: Callable[[Tensor], Tensor], activation: Callable[[Tensor], Tensor] | None) -> bool:
+    """Whether an activation is the same function, judged by what it computes rather than by its class: GELU, say, has
+    several forms, of which the one with erf is fused."""
     if activation is None:
         return False
     probe = torch.linspace(-4, 4, 33)
-    return torch.equal(activation(probe), F.gelu(probe))
+    return torch.equal(activation(probe), known(probe))

@@ -1,45 +1,35 @@
 """The packed engine: the live rows of all live sequences in one [rows, d] matrix. Inference only.
 
 Dropping a token is an index, an exit is a smaller matrix, freezing shrinks queries and FFN. There is no padding
-between sequences but a little inside attention (`groups`); the matrix as a whole is rounded up (`round_up`), so that
-oneDNN meets few shapes.
+between sequences but a little inside attention (`groups`); the matrix as a whole is rounded up (`parts.round_up`), so
+that oneDNN meets few shapes.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stretto.backbones import Backbone
 from stretto.engine.attention import PackedAttention
 from stretto.engine.groups import LayerShape
 from stretto.engine.linear import Product, product
-from stretto.engine.run import Run
+from stretto.engine.parts import TALL, Part, cut, merged, rounded, take
+from stretto.engine.run import Run, first_state
 from stretto.state import Inputs, Output, State
 
 if TYPE_CHECKING:
     from stretto.methods.base import Method
+    from stretto.methods.exits import ExitHeads
 
 
 #: The FFN's wide matrix is made for this many rows at a time: a larger one would be fresh memory at every call, and
 #: the page faults cost more than the products gain.
 CHUNK_ROWS = 512
-
-
-def round_up(rows: int) -> int:
-    """Rows the matrix gets. A oneDNN kernel is built once per shape (~0.5 ms): ever-new shapes would cost more."""
-    step = 8 if rows <= 256 else 32
-    return -(-max(rows, 1) // step) * step
-
-
-def take(matrix: Tensor, index: Tensor) -> Tensor:
-    """The indexed rows, rounded up; what stands in the surplus rows is never read (but must be finite)."""
-    missing = round_up(len(index)) - len(index)
-    return matrix.index_select(0, F.pad(index, (0, missing)) if missing else index)
 
 
 def blank_tail(like: Tensor, rows: int) -> Tensor:
@@ -100,6 +90,31 @@ class PackedLayer:
         return modules.ffn_norm(add_branch(self.ffn_out, self.ffn_in(hidden), hidden, gate))
 
 
+class PackedExits:
+    """A method's exits: the product of each, which is most of its work, is laid out as those of the layers are."""
+
+    def __init__(self, exits: ExitHeads) -> None:
+        self.exits, self.macs, self.versions = exits, exits.macs, versions(exits)
+        self.poolers = [
+            product(cast(nn.Linear, pooler), dtype="float32", activation=torch.tanh) for pooler in exits.poolers
+        ]
+        self.classifiers = list(exits.classifiers)  # looking one up in a ModuleList takes time
+
+    def is_of(self, exits: ExitHeads) -> bool:
+        return self.exits is exits and self.versions == versions(exits)
+
+    def pool_rows(self, rows: Tensor, state: State) -> Tensor:
+        return self.exits.pool_rows(rows, state)
+
+    def __call__(self, layer: int, pooled: Tensor) -> Tensor:
+        """Answers of the exit after `layer` (from 1): [B, d] -> [B, C]."""
+        return self.classifiers[layer - 1](self.poolers[layer - 1](rounded(pooled))[: len(pooled)])
+
+
+def versions(exits: ExitHeads) -> list[int]:
+    return [pooler.weight._version for pooler in exits.poolers]
+
+
 def gate_of(state: State, rows: Tensor | None, like: Tensor) -> Tensor | None:
     """[M, 1] the gate of each of these rows' sequences (None: all rows), as long as the matrix `like`."""
     if state.gate is None:
@@ -119,28 +134,48 @@ class PackedEngine:
             if key not in shared:
                 shared[key] = PackedLayer(backbone, layer, dtype)
             self.layers.append(shared[key])
+        self._exits: PackedExits | None = None
 
     @torch.inference_mode()
-    def run(self, inputs: Inputs, method: Method, dial: float | Tensor, *, keep_hidden: bool = False) -> Output:
-        # sequences of nearly equal length stand together, so that attention takes them in one call
-        order = inputs.attention_mask.sum(dim=1).argsort(stable=True)
-        run = Run(self.backbone, method, inputs, dial, order=order, keep_hidden=keep_hidden)
-        bias_table = self.backbone.position_bias(int(run.state.lengths.max()))
-        rows = self._embed(inputs, run)
+    def run(
+        self, inputs: Inputs, method: Method, dial: float | Tensor, *,
+        batch_size: int | None = None, keep_hidden: bool = False,
+    ) -> Output:  # fmt: skip
+        """Logits and trace of all sequences. `batch_size` of them (default: all) are computed at once; where they are
+        short, or little is left of them, those of several batches (see `parts`)."""
+        lengths = inputs.attention_mask.sum(dim=1)
+        states = [first_state(inputs, dial, which) for which in cut(lengths, batch_size)]
+        most_rows = max(TALL, *(state.n_rows for state in states))
+        run = Run(self.backbone, method, inputs, states[0], exits=self._exits_of(method), keep_hidden=keep_hidden)
+        bias_table = self.backbone.position_bias(int(lengths.max()))
+        parts = [Part(state, self._embed(inputs, state)) for state in states]
         for layer in range(1, self.backbone.n_layers + 1):
-            rows = self._before(run, layer, rows)
-            if run.finished:
+            left = [self._through(run, layer, part, bias_table) for part in merged(parts, most_rows)]
+            parts = [part for part in left if part.state.n_sequences]
+            if not parts:
                 break
-            rows = self._layer(run, layer, rows, bias_table)
-            stay = run.after(layer, rows[: run.state.n_rows])
-            if run.finished:
-                break
-            if stay is not None:
-                rows = take(rows, stay)
         return run.output()
 
-    def _embed(self, inputs: Inputs, run: Run) -> Tensor:
-        state = run.state
+    def _through(self, run: Run, layer: int, part: Part, bias_table: Tensor | None) -> Part:
+        """One layer for one part; what is left of it."""
+        run.state = part.state
+        rows = self._before(run, layer, part.matrix)
+        if not run.finished:
+            rows = self._layer(run, layer, rows, bias_table)
+            stay = run.after(layer, rows[: run.state.n_rows])
+            if stay is not None and not run.finished:
+                rows = take(rows, stay)
+        return Part(run.state, rows)
+
+    def _exits_of(self, method: Method) -> PackedExits | None:
+        """Laid out once, and anew for other exits or where a weight has changed since."""
+        if method.exits is None:
+            return None
+        if self._exits is None or not self._exits.is_of(method.exits):
+            self._exits = PackedExits(method.exits)
+        return self._exits
+
+    def _embed(self, inputs: Inputs, state: State) -> Tensor:
         sequence = state.ids[state.sequence]
         column = inputs.attention_mask.argmax(dim=1)[sequence] + state.position
         everything = torch.arange(state.n_rows, device=sequence.device)
@@ -169,7 +204,7 @@ class PackedEngine:
         """[M, d] -> [M', d]: the rows that survive the layer."""
         state, weights = run.state, self.layers[layer - 1]
         live = rows[: state.n_rows]
-        updated = (~state.frozen).nonzero().squeeze(1) if run.any_frozen else None  # [N_query]; None: all rows
+        updated = (~state.frozen).nonzero().squeeze(1) if state.any_frozen else None  # [N_query]; None: all rows
         n_query = state.lengths if updated is None else count_by(state.sequence[updated], state)
         attention = self._attention(run, weights, rows, updated, n_query, bias_table)
         keep = run.drop(run.ask("between", layer, live, attention_received=attention.received), live)

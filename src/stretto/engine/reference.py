@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stretto.backbones import Backbone
 from stretto.engine.attention import relative_scores
-from stretto.engine.run import Run
+from stretto.engine.run import Run, first_state
 from stretto.state import Inputs, Output, State
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class ReferenceEngine:
         keep_hidden: bool = False, skip: Collection[int] = (),
     ) -> Output:  # fmt: skip
         """What the packed engine computes, differentiably. Layers in `skip` (from 1) are left out for all sequences."""
-        run = Run(self.backbone, method, inputs, dial, keep_hidden=keep_hidden, soft=True)
+        run = Run(self.backbone, method, inputs, first_state(inputs, dial), keep_hidden=keep_hidden, soft=True)
         table = PaddedTable(self.embed(inputs), inputs, run.state)
         for layer in range(1, self.backbone.n_layers + 1):
             if layer not in skip:
@@ -166,7 +166,7 @@ class ReferenceEngine:
             table.hidden = self.backbone.attend(layer - 1, table.hidden, bias, table.position)
         if decision.output_factor is not None:
             table.hidden = table.hidden * table.spread(decision.output_factor - 1).add(1).unsqueeze(-1)
-        if run.any_frozen:  # the rows that are not renewed keep the state they have
+        if state.any_frozen:  # the rows that are not renewed keep the state they have
             cells = table.cells[0][renewed], table.cells[1][renewed]
             with scaled(modules.ffn_out, None if gate is None else gate[cells[0], 0]):
                 new = self.backbone.feed_forward(layer - 1, table.hidden[cells])

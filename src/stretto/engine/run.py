@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,13 +19,12 @@ from stretto.state import Decision, Inputs, Output, Point, State, Trace
 
 if TYPE_CHECKING:
     from stretto.methods.base import Method
-    from stretto.methods.exits import ExitHeads
 
 NOTHING = Decision()
 
 
 def first_state(inputs: Inputs, dial: float | Tensor, order: Tensor | None = None) -> State:
-    """All tokens live. `order` ([B]) says in which order the sequences stand."""
+    """All tokens live. `order` says which sequences there are (default: all of them), as they stand."""
     mask = inputs.attention_mask.bool()
     ids = torch.arange(len(mask), device=mask.device) if order is None else order
     sequence, column = mask[ids].nonzero(as_tuple=True)
@@ -53,10 +52,19 @@ def first_state(inputs: Inputs, dial: float | Tensor, order: Tensor | None = Non
     )
 
 
+class Exits(Protocol):
+    """A method's `ExitHeads`, or what an engine has made of them."""
+
+    macs: int
+
+    def pool_rows(self, rows: Tensor, state: State) -> Tensor: ...
+    def __call__(self, layer: int, pooled: Tensor) -> Tensor: ...
+
+
 class LayerExit:
     """The exit after one layer, run (and paid for) only as far as somebody asks."""
 
-    def __init__(self, exits: ExitHeads, layer: int, rows: Tensor, state: State) -> None:
+    def __init__(self, exits: Exits, layer: int, rows: Tensor, state: State) -> None:
         self.exits, self.layer, self.rows, self.state = exits, layer, rows, state
 
     @cached_property
@@ -91,21 +99,23 @@ class Booked(NamedTuple):
 
 
 class Run:
-    """One batch, one method, one dial."""
+    """One batch, one method."""
 
     def __init__(
         self,
         backbone: Backbone,
         method: Method,
         inputs: Inputs,
-        dial: float | Tensor,
+        state: State,
         *,
-        order: Tensor | None = None,
+        exits: Exits | None = None,
         keep_hidden: bool = False,
         soft: bool = False,
     ) -> None:
         self.backbone, self.method, self.soft = backbone, method, soft
-        self.state = first_state(inputs, dial, order)
+        self.exits = exits or method.exits
+        self.state = state
+        """The sequences at hand: all of the batch, or those of one part after another."""
         batch, columns = inputs.input_ids.shape
         self.trace = Trace.empty(inputs.attention_mask.sum(dim=1), backbone.n_layers)
         self.trace.decider_macs += self.trace.lengths * backbone.embedding_macs
@@ -114,8 +124,6 @@ class Run:
         shape = (batch, columns) if self.answers_tokens else (batch,)
         self.logits = weight.new_zeros(*shape, backbone.n_labels)
         self.shelf = weight.new_zeros(batch * columns, backbone.d) if keep_hidden or self.answers_tokens else None
-        self.all_rows = self.state.row_ids
-        self.any_frozen = False
         self.booked: list[Booked] = []
 
     @property
@@ -151,7 +159,7 @@ class Run:
     def freeze(self, decision: Decision) -> None:
         if decision.freeze is not None:
             self.state.frozen = self.state.frozen | decision.freeze
-            self.any_frozen = bool(self.state.frozen.any())
+            self.state.any_frozen = bool(self.state.frozen.any())
 
     def gate(self, decision: Decision) -> None:
         """Said before every layer anew: a layer nobody gates has no gate."""
@@ -159,7 +167,7 @@ class Run:
 
     def all_frozen(self) -> Tensor | None:
         """Indices of the sequences in which nothing will change any more, or None if there are none."""
-        if not self.any_frozen:
+        if not self.state.any_frozen:
             return None
         active = (~self.state.frozen).double()
         still = torch.bincount(self.state.sequence, weights=active, minlength=self.state.n_sequences)
@@ -214,7 +222,7 @@ class Run:
         state = self.state
         if layer == self.backbone.n_layers:
             return self.leave(torch.arange(state.n_sequences, device=rows.device), rows)
-        exit_here = None if self.method.exits is None else LayerExit(self.method.exits, layer, rows, state)
+        exit_here = None if self.exits is None else LayerExit(self.exits, layer, rows, state)
         exit = self.ask("after", layer, rows, **(exit_here.providers if exit_here else {})).exit
         leaving = None if exit is None else exit.nonzero().squeeze(1)
         if leaving is None or not len(leaving):
@@ -226,8 +234,10 @@ class Run:
         if self.answers_tokens:
             assert self.shelf is not None
             self.trace.decider_macs += self.trace.lengths * self.backbone.head_macs
-            answers = self.backbone.label_tokens(self.shelf[self.all_rows])
-            self.logits.view(-1, self.backbone.n_labels)[self.all_rows] = answers.to(self.logits.dtype)
+            columns = torch.arange(self.logits.shape[1], device=self.shelf.device)
+            there = (columns < self.trace.lengths.unsqueeze(1)).flatten().nonzero().squeeze(1)  # column = position
+            answers = self.backbone.label_tokens(self.shelf[there])
+            self.logits.view(-1, self.backbone.n_labels)[there] = answers.to(self.logits.dtype)
         hidden = None if self.shelf is None else self.shelf.view(len(self.trace.lengths), -1, self.backbone.d)
         return Output(self.logits, self.trace, hidden)
 
