@@ -208,8 +208,9 @@ def clock_note(clock: dict[str, Any], sizes: Sequence[str] = TIMES) -> str:
     if not clock:
         return "Time: not measured yet."
     where = f", {clock['cpu']}" if "cpu" in clock else ""
+    streamed = f" ({clock['streamed']} in a stream)" if "streamed" in clock else ""
     return (
-        f"Time: {clock['sequences']} test inputs, median of {clock['rounds']} rounds, "
+        f"Time: {clock['sequences']} test inputs{streamed}, median of {clock['rounds']} rounds, "
         f"{clock['threads']} threads{where}. "
         f"The full model on the packed engine × HF: {by_batch(clock['methods'].get('full', {}), HF, sizes)}."
     )

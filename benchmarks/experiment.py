@@ -181,23 +181,28 @@ class Experiment:
     def clock(self) -> None:
         """Wall-clock of each model at its dial against the full one, packed and as Hugging Face runs it: in batches of
         each size by themselves, and in a stream of the largest, as `stretto predict` takes a file."""
-        jobs, largest = list(self.timed()), max(self.batch_sizes)
+        full, jobs, largest = self.whole(), list(self.timed()), max(self.batch_sizes)
         found: dict[str, Any] = {}
         for name, size in {**{str(size): size for size in self.batch_sizes}, STREAM: largest}.items():
-            for (key, point), row in self.times(jobs, size, stream=name == STREAM).items():
+            for (key, point), row in self.times(full, jobs, size, stream=name == STREAM).items():
                 where = found.setdefault(key, {})
                 (where.setdefault(point, {}) if point else where)[name] = row
         cpu = f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
         about = {
-            "sequences": self.spec.timed, "rounds": self.spec.rounds, "threads": torch.get_num_threads(), "cpu": cpu,
+            "sequences": self.n_timed(stream=False), "streamed": self.n_timed(stream=True),
+            "rounds": self.spec.rounds, "threads": torch.get_num_threads(), "cpu": cpu,
         }  # fmt: skip
         self.write("clock", {**about, "methods": found})
 
-    def times(self, jobs: Sequence[Timed], size: int, stream: bool) -> dict[tuple[str, str], dict[str, float]]:
+    def n_timed(self, stream: bool) -> int:
+        return min(self.spec.timed * (STREAM_FACTOR if stream else 1), len(self.test))
+
+    def times(
+        self, full: Timed, jobs: Sequence[Timed], size: int, stream: bool
+    ) -> dict[tuple[str, str], dict[str, float]]:
         """(row, point) -> its gains in time. The full model has one point, without a name."""
-        full, with_products = self.whole(), size == max(self.batch_sizes) and not stream
-        count = min(self.spec.timed * (STREAM_FACTOR if stream else 1), len(self.test))
-        texts = random.Random(self.seed).sample(self.test.texts, count)
+        with_products = size == max(self.batch_sizes) and not stream
+        texts = random.Random(self.seed).sample(self.test.texts, self.n_timed(stream))
         contenders = list(self.contenders(full, jobs, texts, size, stream, with_products))
         timed = interleaved(contenders, self.spec.rounds, random.Random(size))
         results = {result.contender.name: result for result in timed}

@@ -43,6 +43,13 @@ def executed_flops(engine: PackedEngine, inputs: Inputs, method: Method, dial: f
 
 
 @contextmanager
+def small_parts() -> Iterator[None]:
+    """Inside, parts are joined only as they shrink: tests have few rows, which would all go together."""
+    with mock.patch("stretto.engine.packed.TALL", 0):
+        yield
+
+
+@contextmanager
 def padding_up_to(share: float) -> Iterator[None]:
     """Inside, attention may pad its groups as long as that adds this share to the products of a layer."""
     with mock.patch("stretto.engine.groups.MOST_PADDING", share):

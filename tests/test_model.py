@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from executed import assert_same
 from safetensors.torch import load_file, save_file
-from tiny import ARCHITECTURES, tiny_config, tiny_encoder, tiny_model, tiny_tokenizer
+from tiny import ARCHITECTURES, random_inputs, tiny_config, tiny_encoder, tiny_model, tiny_tokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 import stretto
@@ -141,6 +142,29 @@ def test_changed_weights_are_seen_by_the_packed_engine() -> None:
     after = model.predict("good")
     assert after.label == "bad"
     assert after != before
+
+
+def test_changed_exits_are_seen_by_the_packed_engine() -> None:
+    model, inputs = tiny_model("deebert"), random_inputs([5, 3])
+    weights = {name: value.clone() for name, value in model.method.state_dict().items()}
+
+    def check() -> None:
+        """Everybody leaves at the first exit, on both engines."""
+        with torch.no_grad():
+            expected = model.reference.run(inputs, model.method, 1.0)
+        assert_same(model.run(inputs, 1.0), expected)
+
+    check()
+    exits = model.method.exits
+    with torch.no_grad():
+        exits.poolers[0].bias += 1
+    check()
+    exits.poolers[0].weight.data = torch.randn_like(exits.poolers[0].weight)
+    check()
+    exits.classifiers[0] = torch.nn.Linear(exits.classifiers[0].in_features, exits.classifiers[0].out_features)
+    check()
+    model.method.load_state_dict(weights, assign=True)
+    check()
 
 
 def test_int8_answers_as_fp32_does(tmp_path: Path) -> None:

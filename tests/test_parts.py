@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
+from executed import small_parts
 from scripted import Scripted
 from tiny import random_inputs, tiny_backbone, tiny_model
 
 from stretto import evaluate
-from stretto.engine import packed
+from stretto.data import Dataset
 from stretto.engine.packed import PackedEngine
 from stretto.engine.parts import Part, cut, merged
 from stretto.engine.run import first_state
+from stretto.errors import StrettoError
+from stretto.evaluate import sweep
 from stretto.state import Decision, State
 
 LENGTHS = [6, 3, 9, 4, 8, 5, 7, 3]
@@ -67,10 +75,10 @@ def test_no_matrix_is_taller_than_in_the_first_layer(verb: str, monkeypatch: pyt
             return Decision(exit=state.ids % 2 == 0) if state.layer == 2 else None
         return Decision(drop=state.position > 1) if state.layer == 3 else None
 
-    monkeypatch.setattr(packed, "TALL", 0)
-    monkeypatch.setattr(packed.PackedEngine, "_through", watched)
-    engine = PackedEngine(tiny_backbone("bert"))
-    engine.run(random_inputs(LENGTHS), Scripted(decide, "after" if verb == "exit" else "before"), 0.0, batch_size=2)
+    monkeypatch.setattr(PackedEngine, "_through", watched)
+    engine, method = PackedEngine(tiny_backbone("bert")), Scripted(decide, "after" if verb == "exit" else "before")
+    with small_parts():
+        engine.run(random_inputs(LENGTHS), method, 0.0, batch_size=2)
     assert len(heights[1]) == len(heights[2]) == 4
     assert len(heights[4]) < 4
     assert max(map(max, heights.values())) == max(heights[1])
@@ -85,8 +93,10 @@ def test_predictions_and_costs_do_not_depend_on_the_batch_size() -> None:
     dials = torch.linspace(0, 1, len(texts), dtype=torch.float64)
     expected = model.predict(texts, dials, batch_size=len(texts))
     assert len({answer.depth for answer in expected}) > 1
-    for size in (1, 3):
-        for got, answer in zip(model.predict(texts, dials, batch_size=size), expected, strict=True):
+    for size, parts in itertools.product((1, 3), (nullcontext, small_parts)):
+        with parts():
+            answers = model.predict(texts, dials, batch_size=size)
+        for got, answer in zip(answers, expected, strict=True):
             assert (got.label, got.depth, got.cost) == (answer.label, answer.depth, answer.cost)
             assert got.score == pytest.approx(answer.score, abs=1e-5)
 
@@ -95,6 +105,30 @@ def test_windows_hold_whole_batches_and_few_tokens(monkeypatch: pytest.MonkeyPat
     features = [{"input_ids": [1] * length, "attention_mask": [1] * length} for length in (4, 4, 4, 4, 4, 30, 4)]
     monkeypatch.setattr(evaluate, "WINDOW", 2)
     assert [len(inputs.input_ids) for inputs in evaluate.windows(features, 0, 2)] == [4, 3]
-    monkeypatch.setattr(evaluate, "WINDOW_TOKENS", 20)  # the third batch is too long for company
+    monkeypatch.setattr(evaluate, "WINDOW_TOKENS", 20)  # with the padding, the third batch is too long for company
     assert [len(inputs.input_ids) for inputs in evaluate.windows(features, 0, 2)] == [4, 2, 1]
     assert [len(inputs.input_ids) for inputs in evaluate.windows(features, 0, 1)] == [2, 2, 1, 1, 1]
+
+
+def test_a_run_leaves_nothing_behind() -> None:
+    """What a layer computed is freed at once, and not when the garbage collector comes round."""
+    model = tiny_model("deebert")
+    gc.collect()
+    gc.disable()
+    try:
+        model.packed.run(random_inputs(LENGTHS), model.method, 0.5, batch_size=2)
+        assert not [thing for thing in gc.get_objects() if type(thing) is State]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "4"])
+def test_every_door_wants_a_whole_number_from_one(size: Any) -> None:
+    model = tiny_model("full")
+    data = Dataset([("a film",)], [0], ["bad", "good"], ["made:1"])
+    for call in (
+        lambda: model.run(random_inputs([3]), batch_size=size),
+        lambda: sweep(model, data, batch_size=size),
+    ):
+        with pytest.raises(StrettoError, match="batch_size of 1 or more"):
+            call()

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from stretto.data import Dataset
 from stretto.encoding import Encoded, Feature, as_inputs, collate
+from stretto.engine.parts import check_batch_size
 from stretto.errors import StrettoError
 from stretto.measure import Cost
 from stretto.recording import record, replay
@@ -21,8 +22,8 @@ from stretto.tasks import Logits
 if TYPE_CHECKING:
     from stretto.model import AdaptiveModel
 
-#: The most batches, and tokens, that go through the layers together: what is left of them is joined where sequences
-#: leave or lose tokens. More of them would take more memory, and there is little left to gain.
+#: The most batches, and tokens with their padding, that go through the layers together: what is left of them is joined
+#: where sequences leave or lose tokens. More of them would take more memory, and there is little left to gain.
 WINDOW, WINDOW_TOKENS = 16, 2**16
 #: How many points of dev score the default dial may give up against the full model.
 DEFAULT_LOSS = 0.5
@@ -55,14 +56,15 @@ def batches(features: Sequence[Feature], pad_token_id: int, batch_size: int, pro
 
 def windows(features: Sequence[Feature], pad_token_id: int, batch_size: int, progress: str = "") -> Iterator[Inputs]:
     """Several batches in one, in the given order: one at least, and as many as `WINDOW` and `WINDOW_TOKENS` allow."""
+    check_batch_size(batch_size)
     pad, start = collate(pad_token_id), 0
-    with tqdm(total=len(features), unit=" texts", desc=progress, disable=not progress, leave=False) as bar:
+    with tqdm(total=len(features), unit=" inputs", desc=progress, disable=not progress, leave=False) as bar:
         while start < len(features):
-            end, tokens = start, 0
+            end, longest = start, 0
             while end < min(start + WINDOW * batch_size, len(features)):
                 batch = features[end : end + batch_size]
-                tokens += sum(len(feature["input_ids"]) for feature in batch)
-                if end > start and tokens > WINDOW_TOKENS:
+                longest = max(longest, *(len(feature["input_ids"]) for feature in batch))
+                if end > start and (end + len(batch) - start) * longest > WINDOW_TOKENS:
                     break
                 end += len(batch)
             yield as_inputs(pad(list(features[start:end])))

@@ -107,13 +107,12 @@ class Watcher(Method):
     def decide(self, state: State) -> Decision:
         if "exit_logits" in state.providers:
             state.providers["exit_logits"] = partial(self._overhear, state.layer, state.providers["exit_logits"])
-        before = state.row_notes.get("score")
         decision = (self.method.decide(state) if state.point in self.method.points else None) or Decision()
         score = state.row_notes.get("score")
         position = state.position.cpu()
         if self.depths is None and "depth" in state.row_notes:  # such methods drop nothing: all tokens are there
             self.depths = state.row_notes["depth"].tolist()
-        if score is not None and score is not before:  # an older note follows the rows from layer to layer
+        if score is not None:
             self.scores[state.layer - 1, position] = score.cpu().double()
         if state.point == "between":  # asked in every layer that runs
             self.frozen[state.layer - 1, position] = state.frozen.cpu()

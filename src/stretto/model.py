@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
-from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from stretto.backbones import backbone_for
 from stretto.encoding import Encoded, mask_id_of, max_length_of
 from stretto.engine.linear import check_dtype
-from stretto.engine.packed import PackedEngine
+from stretto.engine.packed import PackedEngine, stamp
+from stretto.engine.parts import check_batch_size
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
 from stretto.evaluate import run_features
@@ -121,9 +121,9 @@ class AdaptiveModel(nn.Module):
     @property
     def packed(self) -> PackedEngine:
         """The fast engine, laid out anew whenever a weight has changed since."""
-        stamp = hash(tuple((p.data_ptr(), p._version) for p in self._weights))
-        if self._packed is None or self._packed[0] != stamp:
-            self._packed = (stamp, PackedEngine(self.backbone, self.dtype))
+        now = stamp(self._weights)
+        if self._packed is None or self._packed[0] != now:
+            self._packed = (now, PackedEngine(self.backbone, self.dtype))
         return self._packed[1]
 
     def run(
@@ -132,8 +132,8 @@ class AdaptiveModel(nn.Module):
     ) -> Output:  # fmt: skip
         """Logits and trace of tokenised sequences. `dial` may be one number or one per sequence ([B]).
 
-        `batch_size` is how many of them are computed at once (default: all); answers do not depend on it. `method` may
-        stand in for the model's own, to watch it (see `stretto.explain`)."""
+        `batch_size` is how many of them are computed at once (default: all); in float32 answers do not depend on it.
+        `method` may stand in for the model's own, to watch it (see `stretto.explain`)."""
         if self.training:
             raise StrettoError("Expected a model in eval mode, got one in training mode. Call model.eval() first.")
         dials = self.dials_of(dial, len(inputs.input_ids))
@@ -186,8 +186,7 @@ class AdaptiveModel(nn.Module):
 
     def answer(self, encoded: Encoded, dial: float | Tensor | None = None, batch_size: int = 32) -> list[Any]:
         """Answer what `encode` has tokenised, in order. A dial per input ([n]) holds for all its windows."""
-        if not isinstance(batch_size, Integral) or batch_size < 1:
-            raise StrettoError(f"Expected a batch_size of 1 or more, got {batch_size!r}. Try 32.")
+        check_batch_size(batch_size)
         dials = self.dials_of(dial, len(encoded.texts))
         if not encoded.features:
             return []

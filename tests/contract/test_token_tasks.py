@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from executed import assert_same, executed_flops
+from executed import assert_same, executed_flops, small_parts
 from tiny import ARCHITECTURES, TAGS, random_inputs, tiny_model, tiny_questions, tiny_tagging, uses_types
 
 from stretto.engine.reference import ReferenceEngine
@@ -61,6 +61,8 @@ def test_packed_equals_reference_alone_and_in_a_batch(task: str, method: str, mo
             expected = reference.run(inputs, model.method, dial)
         got = model.run(inputs, dial)
         assert_same(got, expected)
+        with small_parts():
+            assert_same(model.run(inputs, dial, batch_size=2), expected)
         assert_same(model.run(left, dial), expected)  # column = position, on whichever side the padding was
         for index, length in enumerate(LENGTHS):
             alone = model.run(part(inputs, index), dial)

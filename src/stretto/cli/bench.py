@@ -100,7 +100,8 @@ def model(
     about = {"model": model, "data": data, "dtype": dtype, "rounds": rounds, "seed": seed}
     write_json(json, {**about, "cpu": cpu_name(), "versions": versions(), "rows": rows})
     if json != STDOUT:
-        show_table(gain_rows(rows), GAIN_FORMATS, title=f"{loaded.method.name}: gains over the full model, packed")
+        how = "in a stream of batches" if stream else "packed"
+        show_table(gain_rows(rows), GAIN_FORMATS, title=f"{loaded.method.name}: gains over the full model, {how}")
 
 
 GAIN_FORMATS = dict.fromkeys(("FLOPs ÷", "time ÷", "tracking", "× HF padded", "× HF sorted", "ms/text"), ".2f")

@@ -18,7 +18,7 @@ TextB = Annotated[str | None, Option(help="Column of the second text of a pair, 
 Label = Annotated[str | None, Option(help="Column of the label, tags or answers.")]
 Split = Annotated[str | None, Option(help="Split of a hub dataset.")]
 
-BatchSize = Annotated[int, Option(min=1, help="Texts computed at once.")]
+BatchSize = Annotated[int, Option(min=1, help="Texts computed at once; more where they are short.")]
 Dtype = Annotated[str, Option(help="float32 or int8.")]
 Json = Annotated[str | None, Option(metavar="[FILE]", help="Write JSON, to stdout without a FILE.", callback=writable)]
 Rounds = Annotated[int, Option(min=1, help="Timed rounds.")]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stretto.errors import StrettoError
 from stretto.state import State
 
 #: Rows up to which parts are joined in any case: all that is done per part, and not per row, is then done less often,
@@ -53,10 +55,17 @@ def rounded(matrix: Tensor) -> Tensor:
     return F.pad(matrix, (0, 0, 0, missing)) if missing else matrix
 
 
+def check_batch_size(batch_size: int) -> None:
+    if not isinstance(batch_size, Integral) or batch_size < 1:
+        raise StrettoError(f"Expected a batch_size of 1 or more, got {batch_size!r}. Try 32.")
+
+
 def cut(lengths: Tensor, batch_size: int | None) -> list[Tensor]:
     """[B] tokens of each sequence -> the sequences of each part (indices), `batch_size` of them as they come (None: all
     in one part), the shortest first: attention takes those of nearly equal length in one call."""
-    together = torch.arange(len(lengths), device=lengths.device).split(batch_size or len(lengths))
+    batch_size = len(lengths) if batch_size is None else batch_size
+    check_batch_size(batch_size)
+    together = torch.arange(len(lengths), device=lengths.device).split(batch_size)
     return [which[lengths[which].argsort(stable=True)] for which in together]
 
 

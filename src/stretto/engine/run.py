@@ -142,6 +142,8 @@ class Run:
         state.point, state.layer, state.rows = point, layer, rows
         state.providers = dict(providers)
         decision = self.method.decide(state) or NOTHING
+        state.providers = {}  # they hold the rows, and the state: a circle that would keep both from being freed
+        state.row_notes.pop("score", None)  # of this decision alone, for who watches it (`stretto.explain`)
         decision.check(state, soft=self.soft)
         return decision
 
