@@ -49,11 +49,15 @@ def depth_curves() -> Iterator[tuple[str, str, dict[str, Any], dict[str, list[di
         yield title(run["about"]), metric(run["about"]), run["full"]["test"], curves
 
 
-def reported_row(runs: Runs, method: str, dial: str) -> Row | None:
-    """One line: a method at a dial its paper reports, over all seeds that have it."""
+def reported_dials(runs: Runs, method: str) -> list[str]:
+    """Those of any seed, from dear to cheap."""
+    points = {dial: point for run in runs if method in run for dial, point in run[method]["reported"].items()}
+    return sorted(points, key=lambda dial: -points[dial]["cost"])
+
+
+def reported_row(runs: Runs, method: str, dial: str) -> Row:
+    """One line: a method at a dial that some seeds report."""
     points = [run[method]["reported"][dial] for run in runs if method in run and dial in run[method]["reported"]]
-    if not points:
-        return None
     timed = [run["clock"]["methods"].get(method, {}) for run in runs if "clock" in run]
     clocks = [points[f"dial {dial}"] for points in timed if f"dial {dial}" in points]
 
@@ -97,8 +101,7 @@ def depth_tables() -> str:
     parts = []
     for runs in load_depths():
         about = runs[0]["about"]
-        rows = [row for method, dials in REPORTED.items() for dial in dials
-                if (row := reported_row(runs, method, f"{dial:g}")) is not None]  # fmt: skip
+        rows = [reported_row(runs, method, dial) for method in REPORTED for dial in reported_dials(runs, method)]
         clock = next((run["clock"] for run in runs if "clock" in run), {})  # one seed is timed
         seeds = ", ".join(str(run["about"]["seed"]) for run in runs)
         parts += [
@@ -114,19 +117,24 @@ def depth_tables() -> str:
 
 
 def first_layers_table(runs: Runs) -> str:
-    """The encoder cut to its first layers: the full model, and depths as trained."""
+    """The encoder cut to its first layers (with the first seed): the full model, and depths at the dial trained at."""
+    run = runs[0]
     rows: list[Row] = []
     for layers in FIRST_LAYERS:
-        full = [run[f"full-{layers}"]["test"][0]["score"] for run in runs if f"full-{layers}" in run]
-        points = [run[f"depth_mi-{layers}"]["reported"]["1"] for run in runs if f"depth_mi-{layers}" in run]
-        if full and points:
+        key = f"depth_mi-{layers}"
+        if f"full-{layers}" in run and key in run:
+            dial = f"{SETS[run['about']['set']].rows[key].get('training_strength', 1):g}"
+            point = run[key]["reported"][dial]
+            of_all = run["full"]["test"]["depth"] / layers / point["cost"]
             rows.append(
                 {
                     "first layers": layers,
-                    "full": mean([100 * score for score in full]),
-                    "depth_mi": mean([100 * point["score"] for point in points]),
-                    "its layers per token": mean([point["token_depth"] for point in points]),
-                    "its FLOPs ÷ those of full": mean([1 / point["cost"] for point in points]),
+                    "full": f"{100 * run[f'full-{layers}']['test'][0]['score']:.2f}",
+                    "depth_mi": f"{100 * point['score']:.2f}",
+                    "its dial": dial,
+                    "its layers per token": f"{point['token_depth']:.2f}",
+                    "its FLOPs ÷ those of the first layers": f"{1 / point['cost']:.2f}",
+                    "of all layers": f"{of_all:.2f}",
                 }
             )
     return markdown_table(rows) if rows else ""

@@ -9,8 +9,9 @@ benchmarks/results/depths-<model>-<set>[-seed<n>].json, each row as soon as it i
 the first stopped. Trained models go to --runs.
 
 Fine-tuning is shared by all rows of a set. `curves.py` says how dials are chosen; besides, each row is reported at the
-dials of `REPORTED`, where the papers measure (larger sets at some of them, `DIALS`). The rows `depth_mi-<n>` and
-`full-<n>` are those of the encoder's first n layers, fine-tuned by themselves, with the first seed only.
+dials of `REPORTED`, where the papers measure (larger sets at some of them, `DIALS`), and where it was trained. The rows
+`depth_mi-<n>` and `full-<n>` are those of the encoder's first n layers, fine-tuned by themselves, with the first seed
+only.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ WORDS: dict[str, dict[str, Any]] = {
 #: Long texts: the model's own head, which need not be learned anew from a few thousand texts; for what takes longest,
 #: fewer epochs (long texts have more words to learn from) and a table of fewer texts (each is read seven times).
 LONG: dict[str, dict[str, Any]] = {
-    "depth_mi": {"head": "model", "depth_learning_rate": 5e-5, "depth_epochs": 3, "training_strength": 1.25},
+    "depth_mi": {"head": "model", "depth_learning_rate": 5e-5, "depth_epochs": 2, "training_strength": 1.25},
     "token_halting": {"anytime_epochs": 0.5, "depth_epochs": 0.5},
     "depth_reconstruction": {
         "head": "model",
@@ -55,6 +56,8 @@ LONG: dict[str, dict[str, Any]] = {
         "table_texts": 200,
     },
 }
+#: Half of the encoder, which little is left to be saved of.
+SHALLOW: dict[str, dict[str, Any]] = {"full-6": {}, "depth_mi-6": {**LONG["depth_mi"], "training_strength": 0.5}}
 #: As by default.
 GATES: dict[str, dict[str, Any]] = {"alberta": {}}
 #: The loss of tags is small, most of them being no entity: beside it the usual penalty closes all gates.
@@ -87,7 +90,7 @@ SETS = {
     "mr": CurveSet("mr.all", None, None, 2, rows=WORDS, dials=DIALS),
     "imdb": CurveSet(
         "imdb.train", None, "imdb.test", 2, limit=3333, test_limit=1000, chosen_on=1000, max_length=256, accumulate=2,
-        attention_dropout=0.0, rows=LONG, dials=LONG_DIALS, timed=32, rounds=3,
+        attention_dropout=0.0, rows=LONG | SHALLOW, dials=LONG_DIALS, timed=32, rounds=3,
     ),
     "mrpc": CurveSet("glue_mrpc.train", "glue_mrpc.dev", "glue_mrpc.test", 3, rows=GATES, dials=DIALS),
     "wnut17": CurveSet(
@@ -128,7 +131,8 @@ class Depths(Curves):
         swept = {point["dial"]: point for point in row["test"]}
         reported = {}
         method = model.method.name
-        for dial in REPORTED.get(method, ()):
+        trained = getattr(model.method.config, "training_strength", None)
+        for dial in dict.fromkeys(REPORTED.get(method, ()) + (() if trained is None else (trained,))):
             if method not in self.spec.dials or dial in self.spec.dials[method]:
                 point = swept.get(dial) or sweep(model, self.test, [dial], progress=False)[0].to_json()
                 reported[f"{dial:g}"] = {**point, "token_depth": token_depth(model, self.test, dial)}

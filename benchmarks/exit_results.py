@@ -67,6 +67,10 @@ class Results:
             found += [min(points, key=cost)] if line == "static_depth" else points
         return sorted(found, key=cost)
 
+    @property
+    def has_stream(self) -> bool:
+        return STREAM in self.rows.get("clock", {}).get("methods", {}).get("full", {})
+
     def clock(self, key: str, budget: str) -> dict[str, dict[str, float]]:
         """{batch size: gains} of a row, empty where time has not been measured."""
         return self.rows.get("clock", {}).get("methods", {}).get(key, {}).get(budget, {})
@@ -149,6 +153,15 @@ def readme_results() -> str:
             "",
             f"In batches of 32 those that lose at most {README_LOSS} points run {full} times as fast as the full model "
             f"on the same engine, and {other} times as fast as Hugging Face on padded batches.",
+        ]
+    streams = [gain[STREAM] for gain in measured(results) if STREAM in gain]
+    if streams:
+        kept = [gain["tracking"] for gain in streams]
+        lines += [
+            "",
+            "In a stream of such batches, as `stretto predict` takes a file, a median of "
+            f"{statistics.median(kept):.2f} of the gain in FLOPs is a gain in time ({min(kept):.2f}–{max(kept):.2f}; "
+            f"{len(kept)} rows of {len([r for r in results if r.has_stream])} sets).",
         ]
     return "\n".join(lines)
 
