@@ -11,7 +11,7 @@ from typing import Any
 from curves import NOT_METHODS
 from depths import FIRST_LAYERS, REPORTED, SETS, Depths
 from drop_results import summary
-from exit_results import clock_note
+from exit_results import by_batch, clock_note
 from names import HF, RESULTS, SET_NAMES, STREAM, metric, title
 
 from stretto.methods.alberta import GATED
@@ -49,6 +49,11 @@ def depth_curves() -> Iterator[tuple[str, str, dict[str, Any], dict[str, list[di
         yield title(run["about"]), metric(run["about"]), run["full"]["test"], curves
 
 
+def last_clock(runs: Runs) -> Row:
+    """The times of the last seed that was timed: those of several machines have no mean."""
+    return next((run["clock"] for run in reversed(runs) if "clock" in run), {})
+
+
 def reported_dials(runs: Runs, method: str) -> list[str]:
     """Those of any seed, from dear to cheap."""
     points = {dial: point for run in runs if method in run for dial, point in run[method]["reported"].items()}
@@ -58,22 +63,16 @@ def reported_dials(runs: Runs, method: str) -> list[str]:
 def reported_row(runs: Runs, method: str, dial: str) -> Row:
     """One line: a method at a dial that some seeds report."""
     points = [run[method]["reported"][dial] for run in runs if method in run and dial in run[method]["reported"]]
-    timed = [run["clock"]["methods"].get(method, {}) for run in runs if "clock" in run]
-    clocks = [points[f"dial {dial}"] for points in timed if f"dial {dial}" in points]
-
-    def by_size(name: str) -> str:
-        found = [[clock[size][name] for clock in clocks if size in clock] for size in SIZES]
-        return " / ".join(f"{statistics.mean(each):.2f}" if each else "–" for each in found) if clocks else "–"
-
+    gains = last_clock(runs).get("methods", {}).get(method, {}).get(f"dial {dial}", {})
     return {
         "method": method,
         "dial": dial,
         "score": mean([100 * point["score"] for point in points]),
         "layers per token": mean([point["token_depth"] for point in points]),
         "FLOPs ÷": mean([1 / point["cost"] for point in points]),
-        f"× full {' / '.join(SIZES)}": by_size("time_gain"),
-        f"× HF {' / '.join(SIZES)}": by_size(HF),
-        f"tracking {' / '.join(SIZES)}": by_size("tracking"),
+        f"× full {' / '.join(SIZES)}": by_batch(gains, "time_gain", SIZES) or "–",
+        f"× HF {' / '.join(SIZES)}": by_batch(gains, HF, SIZES) or "–",
+        f"tracking {' / '.join(SIZES)}": by_batch(gains, "tracking", SIZES) or "–",
     }
 
 
@@ -102,12 +101,11 @@ def depth_tables() -> str:
     for runs in load_depths():
         about = runs[0]["about"]
         rows = [reported_row(runs, method, dial) for method in REPORTED for dial in reported_dials(runs, method)]
-        clock = next((run["clock"] for run in runs if "clock" in run), {})  # one seed is timed
         seeds = ", ".join(str(run["about"]["seed"]) for run in runs)
         parts += [
             f"### {title(about)}",
             f"{about['test_examples']} test inputs; score is {metric(about)}, seeds {seeds}. Full model: "
-            f"**{mean([100 * run['full']['test']['score'] for run in runs])}**. {clock_note(clock, SIZES)}",
+            f"**{mean([100 * run['full']['test']['score'] for run in runs])}**. {clock_note(last_clock(runs), SIZES)}",
             markdown_table(rows) if rows else "No method has been measured yet.",
             markdown_table(chosen) if (chosen := chosen_rows(runs)) else "",
             first_layers_table(runs),
