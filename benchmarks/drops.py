@@ -22,11 +22,11 @@ from curves import Curves, CurveSet
 from experiment import main
 
 from stretto import AdaptiveModel
+from stretto.budget.search import SearchSettings, search
+from stretto.budget.sweep import batches
 from stretto.data import Dataset
-from stretto.encoding import Encoded
-from stretto.evaluate import batches
-from stretto.saliency import saliency
-from stretto.search import SearchSettings, search
+from stretto.data.tokenise import Encoded
+from stretto.methods.saliency import saliency
 
 
 @dataclass(frozen=True)

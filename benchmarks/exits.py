@@ -21,7 +21,7 @@ from typing import Any
 from experiment import Experiment, Set, Timed, main
 
 from stretto import AdaptiveModel, sweep
-from stretto.evaluate import OperatingPoint, within_budget
+from stretto.budget.sweep import OperatingPoint, within_budget
 from stretto.methods import METHODS
 
 BUDGETS = (0.75, 0.5, 0.35)

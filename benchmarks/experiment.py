@@ -27,8 +27,8 @@ from stretto.bench.model import packed_contender
 from stretto.bench.results import cpu_name
 from stretto.bench.timing import Contender, interleaved
 from stretto.bench.timing import Timed as Result
+from stretto.budget.sweep import batches, windows
 from stretto.data import Dataset, load, sample, split_off
-from stretto.evaluate import batches, windows
 from stretto.state import Inputs
 from stretto.tasks import TASKS
 

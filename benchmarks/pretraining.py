@@ -16,9 +16,9 @@ from curves import Curves, CurveSet
 from experiment import Timed, main
 
 from stretto import AdaptiveModel
-from stretto.evaluate import OperatingPoint
+from stretto.budget.sweep import OperatingPoint
 from stretto.methods.alberta import GATED
-from stretto.pretraining import SUMMARY
+from stretto.training.pretraining import SUMMARY
 
 ROW = "alberta"
 EPOCHS = 3

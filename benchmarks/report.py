@@ -30,9 +30,9 @@ from stretto.backbones import BACKBONES
 from stretto.bench.report import Target, engine_targets
 from stretto.cli.describe import describe, flag
 from stretto.methods import METHODS, Shape
-from stretto.pretraining import DEFAULTS as PRETRAINING_DEFAULTS
 from stretto.tasks import Classification
-from stretto.training import DEFAULTS
+from stretto.training.plan import DEFAULTS
+from stretto.training.pretraining import DEFAULTS as PRETRAINING_DEFAULTS
 from stretto.view.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from commands import save_encoder, save_model, write_reviews
 
+from stretto.backbones import register_architectures
+
+register_architectures()
+
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:

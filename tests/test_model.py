@@ -17,9 +17,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2
 
 import stretto
 from stretto import AdaptiveModel, StrettoError
-from stretto.data import encode
+from stretto.budget.sweep import batches
+from stretto.data.tokenise import encode
 from stretto.engine.linear import product
-from stretto.evaluate import batches
 from stretto.methods import METHODS
 from stretto.tasks import Classification
 

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from stretto.backbones import Backbone, backbone_for
-from stretto.encoding import NO_WORD
+from stretto.data.tokenise import NO_WORD
+from stretto.data.words import word_keys
 from stretto.methods.depths import WordDepths
 from stretto.state import Inputs
-from stretto.words import word_keys
 
 #: One representative of every backbone class and of every model type that shares one.
 ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "alberta")

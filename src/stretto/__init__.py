@@ -1,7 +1,6 @@
 """stretto: fewer tokens, fewer layers, same answers.
 
-Importing this package is light: torch and transformers are loaded when a name is first used. From then on the Auto
-classes of transformers know our own architectures too.
+Importing this package is light: torch and transformers are loaded when a name is first used.
 """
 
 from __future__ import annotations
@@ -9,27 +8,24 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stretto import architectures
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
-    from stretto.evaluate import OperatingPoint, sweep
+    from stretto.budget.sweep import OperatingPoint, sweep
     from stretto.model import AdaptiveModel, Prediction
-    from stretto.training import train
+    from stretto.training.run import train
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AdaptiveModel": "stretto.model",
     "Prediction": "stretto.model",
-    "OperatingPoint": "stretto.evaluate",
-    "sweep": "stretto.evaluate",
-    "train": "stretto.training",
+    "OperatingPoint": "stretto.budget.sweep",
+    "sweep": "stretto.budget.sweep",
+    "train": "stretto.training.run",
 }
 
 __all__ = ["AdaptiveModel", "OperatingPoint", "Prediction", "StrettoError", "sweep", "train"]
-
-architectures.announce()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,10 @@
-"""The one error that stretto raises for what a user can put right."""
+"""The one error that stretto raises for what a user can put right, and the registry whose look-ups raise it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 
 class StrettoError(ValueError):
@@ -8,3 +14,31 @@ class StrettoError(ValueError):
     fault is in a file. The command line prints the message alone; any other exception is a bug and keeps
     its traceback.
     """
+
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T]):
+    """A read-only mapping whose failed look-up is a helpful `StrettoError`."""
+
+    def __init__(self, kind: str, entries: dict[str, T], hint: str = "") -> None:
+        self.kind, self.entries, self.hint = kind, entries, hint
+
+    def __getitem__(self, name: str) -> T:
+        if name in self:
+            return self.entries[name]
+        close = difflib.get_close_matches(str(name), self.entries, n=1)
+        guess = f"Did you mean '{close[0]}'? " if close else ""
+        raise StrettoError(
+            f"Expected a {self.kind} among {', '.join(self.entries)}; got {name!r}. {guess}{self.hint}".rstrip()
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)

@@ -11,16 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones import backbone_for
-from stretto.encoding import Encoded, mask_id_of, max_length_of
+from stretto.budget.sweep import run_features
+from stretto.data.tokenise import Encoded, mask_id_of, max_length_of
+from stretto.engine.cost import Cost
 from stretto.engine.linear import check_dtype
 from stretto.engine.packed import PackedEngine, stamp
 from stretto.engine.parts import check_batch_size
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.evaluate import run_features
-from stretto.folder import Folder, load_config, load_encoder, load_task, load_tokenizer, read_folder, write_folder
-from stretto.measure import Cost
 from stretto.methods import METHODS, Method, Shape
+from stretto.saving.folder import (
+    Folder,
+    load_config,
+    load_encoder,
+    load_task,
+    load_tokenizer,
+    read_folder,
+    write_folder,
+)
 from stretto.state import Inputs, Output
 from stretto.tasks import Prediction, SequenceTask, Task
 
@@ -133,7 +141,7 @@ class AdaptiveModel(nn.Module):
         """Logits and trace of tokenised sequences. `dial` may be one number or one per sequence ([B]).
 
         `batch_size` is how many of them are computed at once (default: all); in float32 answers do not depend on it.
-        `method` may stand in for the model's own, to watch it (see `stretto.explain`)."""
+        `method` may stand in for the model's own, to watch it (see `stretto.view.explain`)."""
         if self.training:
             raise StrettoError("Expected a model in eval mode, got one in training mode. Call model.eval() first.")
         dials = self.dials_of(dial, len(inputs.input_ids))

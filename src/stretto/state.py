@@ -286,7 +286,7 @@ class State:
 
 @dataclass
 class Trace:
-    """What was executed, per sequence of the batch (B) and layer (L). `stretto.measure` turns it into FLOPs."""
+    """What was executed, per sequence of the batch (B) and layer (L). `stretto.engine.cost` turns it into FLOPs."""
 
     lengths: Tensor
     """[B] tokens that came in."""

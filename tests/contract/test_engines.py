@@ -16,11 +16,11 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from stretto.backbones import Backbone, backbone_for
+from stretto.engine.cost import flops
 from stretto.engine.groups import MOST_PADDING, groups
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.measure import flops
 from stretto.methods.base import Method
 from stretto.methods.exits import ExitHeads
 from stretto.state import Decision, Inputs, Output, State

@@ -15,12 +15,12 @@ from executed import assert_same, executed_flops, small_parts
 from tiny import ARCHITECTURES, give_table, random_inputs, tiny_backbone, uses_types
 
 from stretto.backbones import Backbone
+from stretto.engine.cost import Cost, flops, full_flops
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
+from stretto.engine.replay import record, replay
 from stretto.errors import StrettoError
-from stretto.measure import Cost, flops, full_flops
 from stretto.methods import METHODS, Method, Shape
-from stretto.recording import record, replay
 from stretto.state import Inputs
 from stretto.tasks import Classification, Regression, Task
 

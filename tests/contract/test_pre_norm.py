@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from stretto.backbones import RelativeTerms
 from stretto.engine.attention import relative_scores
+from stretto.engine.cost import flops, full_flops, layer_macs
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
-from stretto.measure import flops, full_flops, layer_macs
+from stretto.engine.replay import record, replay
 from stretto.methods import METHODS, Shape, Stage
-from stretto.recording import record, replay
 from stretto.state import Decision, Inputs, State
 from stretto.tasks import Classification
 from stretto.training.learner import Learner

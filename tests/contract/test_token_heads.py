@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 from stretto.backbones import Backbone, backbone_for
+from stretto.engine.cost import Cost, flops
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
-from stretto.measure import Cost, flops
 from stretto.state import Decision, Inputs, State
 
 LENGTHS = [9, 5, 1, 12, 5]

@@ -10,12 +10,12 @@ import torch
 from executed import assert_same, executed_flops, small_parts
 from tiny import ARCHITECTURES, TAGS, random_inputs, tiny_model, tiny_questions, tiny_tagging, uses_types
 
+from stretto.engine.cost import Cost, flops
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.measure import Cost, flops
 from stretto.methods import METHODS
+from stretto.methods.saliency import saliency
 from stretto.model import AdaptiveModel
-from stretto.saliency import saliency
 from stretto.state import Inputs
 from stretto.tasks import TASKS, SequenceTask, Span, Task, Tokens
 
@@ -141,7 +141,7 @@ def test_saliency_reads_the_right_tokens(task: str) -> None:
     model = make(task, "full")
     data = tiny_tagging(3) if task == "tokens" else tiny_questions(3)
     encoded = model.encode(data.texts, data.labels)
-    from stretto.encoding import EncodedDataset, collate
+    from stretto.data.tokenise import EncodedDataset, collate
 
     batch = collate(0)(list(EncodedDataset(encoded.features, encoded.labels)))  # type: ignore[call-overload]
     inputs = Inputs(batch["input_ids"], batch["attention_mask"])

@@ -13,13 +13,13 @@ from executed import small_parts
 from scripted import Scripted
 from tiny import random_inputs, tiny_backbone, tiny_model
 
-from stretto import evaluate
+from stretto.budget import sweep as evaluate
+from stretto.budget.sweep import sweep
 from stretto.data import Dataset
 from stretto.engine.packed import PackedEngine
 from stretto.engine.parts import Part, cut, merged
 from stretto.engine.run import first_state
 from stretto.errors import StrettoError
-from stretto.evaluate import sweep
 from stretto.state import Decision, State
 
 LENGTHS = [6, 3, 9, 4, 8, 5, 7, 3]

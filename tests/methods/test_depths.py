@@ -13,15 +13,15 @@ from sources import jsonl, write
 from tiny import random_inputs, tiny_model, tiny_reviews, tiny_tokenizer
 
 from stretto import AdaptiveModel, StrettoError, train
+from stretto.budget.sweep import batches
 from stretto.data import Dataset
-from stretto.encoding import NO_WORD, UNKNOWN_WORD, encode
-from stretto.evaluate import batches
-from stretto.explain import explain
+from stretto.data.tokenise import NO_WORD, UNKNOWN_WORD, encode
 from stretto.methods import METHODS, Shape, TrainingBatch
 from stretto.methods.depth_reconstruction import DepthReconstruction
 from stretto.methods.depths import WordDepths
 from stretto.state import Inputs
 from stretto.training.plan import Plan
+from stretto.view.explain import explain
 from stretto.view.explain_html import explanation_page
 from stretto.view.explain_terminal import token_rows
 

@@ -24,7 +24,7 @@ from stretto.methods.adapler import (
     steepness,
     zero_with_gradient,
 )
-from stretto.saliency import saliency
+from stretto.methods.saliency import saliency
 from stretto.state import Inputs, State
 from stretto.tasks import Classification
 

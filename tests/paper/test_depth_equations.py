@@ -13,17 +13,17 @@ from scripted import Scripted, ragged_state
 from tiny import STACKS, give_table, random_inputs, tiny_backbone, tiny_model, uses_types
 from torch import Tensor
 
-from stretto.encoding import NO_WORD, UNKNOWN_WORD
+from stretto.data.tokenise import NO_WORD, UNKNOWN_WORD
+from stretto.data.words import Tally, word_keys, words_in
+from stretto.engine.cost import flops
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.measure import flops
 from stretto.methods import METHODS, Shape
 from stretto.methods.depth_mi import equal_width_depths, label_edges, mutual_information, presence, towards
 from stretto.methods.pooled_head import PooledHead
 from stretto.state import Decision, Inputs
 from stretto.tasks import Classification
-from stretto.words import Tally, word_keys, words_in
 
 LENGTHS = [9, 5, 1, 12, 5]
 
@@ -148,7 +148,7 @@ def test_a_tally_adds_up_whenever_it_settles(monkeypatch: pytest.MonkeyPatch) ->
     pieces = torch.zeros(3, 12, dtype=torch.long)
     results = []
     for pending in (0, 10**6):
-        monkeypatch.setattr("stretto.words.PENDING", pending)
+        monkeypatch.setattr("stretto.data.words.PENDING", pending)
         tally = Tally(2)
         tally.add(torch.tensor([5, -3, 5]), pieces, torch.tensor([[1, 0], [0, 1], [1, 1]]))
         tally.add(torch.tensor([9, 5, -3]), pieces, torch.tensor([[1, 0], [0, 1], [1, 1]]))

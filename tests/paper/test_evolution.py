@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.evolution import (
+from stretto.budget.evolution import (
     LEAST,
     Lengths,
     area,

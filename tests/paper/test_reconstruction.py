@@ -13,12 +13,13 @@ from scripted import ragged_state
 from tiny import ARCHITECTURES, random_inputs, tiny_encoder, tiny_model, tiny_reviews, uses_types
 from torch import Tensor
 
+from stretto.data.words import word_keys
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.methods import TrainingBatch
 from stretto.methods.depth_reconstruction import reconstruction_depth
 from stretto.methods.halting import oracle_depth
-from stretto.reconstruction import (
+from stretto.methods.reconstruction import (
     NO_TARGET,
     AnytimeLM,
     choose_words,
@@ -32,7 +33,6 @@ from stretto.reconstruction import (
     word_numbers,
 )  # fmt: skip
 from stretto.state import Inputs
-from stretto.words import word_keys
 
 MASK = 1
 
@@ -119,7 +119,7 @@ def reference_losses(model: AnytimeLM, inputs: Inputs, hidden: Tensor) -> Tensor
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_each_word_in_turn_on_the_packed_engine(model_type: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stretto.reconstruction.COPIES", 3)  # several batches of copies
+    monkeypatch.setattr("stretto.methods.reconstruction.COPIES", 3)  # several batches of copies
     model, inputs = language_model(model_type), random_inputs([6, 1, 4], side=side, types=uses_types(model_type))
     number = word_numbers(inputs)
     found = masked_losses(model, PackedEngine(model.backbone), inputs, number)
@@ -224,7 +224,7 @@ def test_halting_learns_from_both_terms() -> None:
     model = tiny_model("token_halting").train()
     data = tiny_reviews(8)
     encoded = model.encode(data.texts)
-    from stretto.encoding import as_inputs, collate
+    from stretto.data.tokenise import as_inputs, collate
 
     inputs, labels = as_inputs(collate(0)(encoded.features)), torch.tensor(data.labels)
     seen: list[Any] = []

@@ -11,7 +11,7 @@ from tiny import random_inputs, tiny_encoder
 
 from stretto.backbones import backbone_for
 from stretto.engine.reference import ReferenceEngine
-from stretto.saliency import saliency
+from stretto.methods.saliency import saliency
 from stretto.tasks import Classification
 
 

@@ -15,8 +15,8 @@ from tiny import tiny_config, tiny_encoder, tiny_model, tiny_tokenizer
 from transformers import AutoModelForMaskedLM
 
 from stretto import AdaptiveModel, StrettoError
-from stretto.card import pretraining_card
-from stretto.pretraining import Summary
+from stretto.saving.card import pretraining_card
+from stretto.training.pretraining import Summary
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_full_disk_leaves_the_old_model(error: Exception, tmp_path: Path, monk
     def full(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("stretto.folder.save_file", full)
+    monkeypatch.setattr("stretto.saving.folder.save_file", full)
     with pytest.raises(StrettoError, match="No space left on device"):
         model.save_pretrained(tmp_path / "saved")
     assert {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()} == before

@@ -17,7 +17,7 @@ from tiny import tiny_model, tiny_questions, tiny_tokenizer
 from torchmetrics.functional.text import squad as torchmetrics_squad
 
 from stretto.data import Dataset, Gold, load, split_off
-from stretto.encoding import IGNORED
+from stretto.data.tokenise import IGNORED
 from stretto.errors import StrettoError
 from stretto.tasks import Span
 from stretto.tasks.squad import f1, normalised, squad_scores

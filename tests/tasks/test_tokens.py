@@ -15,7 +15,7 @@ from tokenizers import pre_tokenizers
 from transformers import ByT5Tokenizer, RobertaTokenizer
 
 from stretto.data import load
-from stretto.encoding import IGNORED
+from stretto.data.tokenise import IGNORED
 from stretto.errors import StrettoError
 from stretto.tasks import Entity, Tokens
 
@@ -70,7 +70,7 @@ def test_words_of_byte_level_tokenizers_keep_their_space(tmp_path: Path) -> None
     model = tiny_model("full", "roberta", task=Tokens(TAGS))
     model.save_pretrained(tmp_path / "saved")
     byte_level(tmp_path / "saved")
-    from stretto.folder import load_tokenizer
+    from stretto.saving.folder import load_tokenizer
 
     tokenizer = load_tokenizer(str(tmp_path / "saved"), TASK)
     encoded = TASK.encode(tokenizer, [("a", "ba")], 64)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from meals import corpus
 
-from stretto.encoding import IGNORED
-from stretto.masking import HiddenWords, Order, Vocabulary, Window, cut, hide
-from stretto.wordpiece import train_tokenizer
+from stretto.data.tokenise import IGNORED
+from stretto.data.wordpiece import train_tokenizer
+from stretto.training.masking import HiddenWords, Order, Vocabulary, Window, cut, hide
 
 
 def window(words: list[int]) -> Window:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stretto import AdaptiveModel, StrettoError, train
 from stretto.backbones import backbone_for
-from stretto.encoding import EncodedDataset, collate
+from stretto.data.tokenise import EncodedDataset, collate
 from stretto.methods import Dial, Method, Shape, Stage, TrainingBatch
 from stretto.methods.full import FullConfig
 from stretto.state import Inputs

@@ -18,17 +18,17 @@ from tiny import TAGS, tiny_questions, tiny_reviews, tiny_tagging, tiny_tokenize
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from stretto import AdaptiveModel, StrettoError, train
-from stretto.architectures.alberta import AlbertaForMaskedLM
-from stretto.architectures.alberta_config import AlbertaConfig
+from stretto.backbones.alberta_config import AlbertaConfig
+from stretto.backbones.alberta_model import AlbertaForMaskedLM
 from stretto.data import Dataset
-from stretto.encoding import IGNORED
+from stretto.data.tokenise import IGNORED
+from stretto.data.wordpiece import train_tokenizer
 from stretto.methods.alberta import GATED
 from stretto.methods.alberta import IGNORED as UNGATED
-from stretto.pretraining import Learner, PretrainingTrainer, make_gates, perplexity, pretrain
 from stretto.state import Inputs
 from stretto.tasks import Classification, Span, Tokens
+from stretto.training.pretraining import Learner, PretrainingTrainer, make_gates, perplexity, pretrain
 from stretto.training.run import last_checkpoint
-from stretto.wordpiece import train_tokenizer
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2, "num_attention_heads": 4,

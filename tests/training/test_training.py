@@ -19,10 +19,10 @@ from torch import nn
 from stretto import AdaptiveModel, OperatingPoint, StrettoError, sweep, train
 from stretto.data import Dataset
 from stretto.methods import METHODS
-from stretto.processes import is_main_process
 from stretto.tasks import Span, Tokens
-from stretto.training import StageTrainer
+from stretto.training.processes import is_main_process
 from stretto.training.run import dropout_in_attention
+from stretto.training.trainer import StageTrainer
 
 QUICK: dict[str, Any] = {"progress": False, "per_device_train_batch_size": 16}
 

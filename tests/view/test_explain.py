@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from commands import run
-from test_view import Terminal
+from commands import Terminal, run
 from tiny import tiny_model, tiny_tokenizer
 
 from stretto import AdaptiveModel, StrettoError
-from stretto.encoding import Origin, encode, origins
-from stretto.explain import Explanation, explain, pieces, visible
+from stretto.data.tokenise import Origin, encode, origins
 from stretto.methods import METHODS
 from stretto.methods.base import Dial
 from stretto.methods.full import Full
 from stretto.state import Decision, Inputs, State
+from stretto.view.explain import Explanation, explain, pieces, visible
 from stretto.view.explain_html import explanation_page
 from stretto.view.explain_terminal import layer_rows, show_explanation, token_rows
 

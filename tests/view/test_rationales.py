@@ -16,10 +16,12 @@ from sources import jsonl, write
 from tiny import random_inputs, tiny_model
 
 from stretto import StrettoError
-from stretto.encoding import Origin
+from stretto.data.tokenise import Origin
 from stretto.methods.base import Dial
 from stretto.methods.full import Full
-from stretto.rationales import (
+from stretto.methods.saliency import layer_saliency, saliency
+from stretto.state import Decision, State
+from stretto.view.rationales import (
     Rationale,
     agreement,
     attention_received,
@@ -32,8 +34,6 @@ from stretto.rationales import (
     place_tokens,
     selected,
 )
-from stretto.saliency import layer_saliency, saliency
-from stretto.state import Decision, State
 
 ROWS = [
     {"tokens": ["a", "very", "good", "movie"], "rationale": [0, 0, 1, 0], "label": "good", "id": "x"},

@@ -6,10 +6,11 @@ import io
 from pathlib import Path
 
 import pytest
+from commands import Terminal
 
 from stretto import OperatingPoint, StrettoError
+from stretto.training.progress import log_line
 from stretto.view.plots import pareto_plot
-from stretto.view.progress import log_line
 from stretto.view.report import Report
 from stretto.view.tables import html_table, markdown_table, plain_table, show_table
 
@@ -18,11 +19,6 @@ ROWS = [
     {"name": "a|b <i> [red]x", "accuracy": 0.87654, "cost": 0.5, "note": "default"},
 ]
 FORMATS = {"accuracy": ".3f"}
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def points(*pairs: tuple[float, float]) -> list[OperatingPoint]:

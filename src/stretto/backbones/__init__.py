@@ -6,11 +6,12 @@ from typing import Any
 
 from stretto.backbones.albert import Albert
 from stretto.backbones.alberta import Alberta
+from stretto.backbones.architectures import register_architectures
 from stretto.backbones.base import Backbone, LayerModules, RelativeTerms
 from stretto.backbones.bert import Bert, Electra, Roberta
 from stretto.backbones.distilbert import DistilBert
 from stretto.backbones.mpnet import MPNet
-from stretto.registry import Registry
+from stretto.errors import Registry
 
 BACKBONES: Registry[type[Backbone]] = Registry(
     "backbone architecture",
@@ -24,4 +25,4 @@ def backbone_for(model: Any) -> Backbone:
     return BACKBONES[model.config.model_type](model)
 
 
-__all__ = ["BACKBONES", "Backbone", "LayerModules", "RelativeTerms", "backbone_for"]
+__all__ = ["BACKBONES", "Backbone", "LayerModules", "RelativeTerms", "backbone_for", "register_architectures"]

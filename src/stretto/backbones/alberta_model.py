@@ -32,7 +32,7 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 
-from stretto.architectures.alberta_config import AlbertaConfig
+from stretto.backbones.alberta_config import AlbertaConfig
 
 
 def token_positions(attention_mask: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from stretto.backbones import Backbone
 from stretto.bench.timing import Step
+from stretto.engine.cost import full_flops
 from stretto.engine.linear import product
 from stretto.engine.packed import PackedEngine
 from stretto.errors import StrettoError
-from stretto.measure import full_flops
 from stretto.state import Inputs, Trace
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")

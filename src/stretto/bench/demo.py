@@ -19,13 +19,14 @@ from typing import Any
 
 from stretto.bench.model import bench_model, budget_dials, gains_by_dial
 from stretto.bench.results import cpu_name, versions
-from stretto.data import GUESS, Columns, Dataset, load, sample, split_off
+from stretto.budget.sweep import OperatingPoint, sweep
+from stretto.data import Columns, Dataset, load, sample, split_off
+from stretto.data.records import GUESS
 from stretto.errors import StrettoError
-from stretto.evaluate import OperatingPoint, sweep
-from stretto.folder import quiet_transformers
 from stretto.model import AdaptiveModel
+from stretto.saving.folder import quiet_transformers
 from stretto.tasks import TASKS, LabelPrediction
-from stretto.training import train
+from stretto.training.run import train
 from stretto.view.plots import pareto_plot
 from stretto.view.report import Report
 from stretto.view.tables import show_table

@@ -35,10 +35,10 @@ from stretto.bench.report import engine_table, engine_targets
 from stretto.bench.results import Results, cells, now
 from stretto.bench.script import Scripted, ScriptedDrop, ScriptedExit, drop_schedule
 from stretto.bench.timing import Contender, interleaved
+from stretto.engine.cost import flops
 from stretto.engine.linear import DTYPES
 from stretto.engine.packed import PackedEngine
 from stretto.errors import StrettoError
-from stretto.measure import flops
 from stretto.methods.exits import ExitHeads
 
 __all__ = ["bench_engine", "engine_table", "engine_targets"]

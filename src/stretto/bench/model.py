@@ -19,10 +19,10 @@ from tqdm.auto import tqdm
 
 from stretto.bench.baselines import hugging_face, padded_flops
 from stretto.bench.timing import Contender, interleaved
-from stretto.encoding import Feature
+from stretto.budget.sweep import OperatingPoint, batches, windows, within_budget
+from stretto.data.tokenise import Feature
+from stretto.engine.cost import Cost
 from stretto.errors import StrettoError
-from stretto.evaluate import OperatingPoint, batches, windows, within_budget
-from stretto.measure import Cost
 from stretto.methods import METHODS, Method, Shape
 from stretto.model import AdaptiveModel
 from stretto.state import Inputs, Trace

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from stretto.registry import Registry
+from stretto.errors import Registry
 from stretto.state import Inputs
 
 SHAPES: Registry[dict[str, int]] = Registry(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones import Backbone
-from stretto.measure import flops, full_flops
+from stretto.engine.cost import flops, full_flops
 from stretto.methods.base import Dial, Method
 from stretto.methods.exits import ExitHeads
 from stretto.state import Decision, State, Trace

@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
+from stretto.budget.evolution import Lengths, area, constant_ratio, offspring, pareto_frontier, start_population
+from stretto.budget.sweep import OperatingPoint, cheapest_within, sweep
 from stretto.data import Dataset, by_length, sample
-from stretto.encoding import Encoded
+from stretto.data.tokenise import Encoded
 from stretto.errors import StrettoError
-from stretto.evaluate import OperatingPoint, cheapest_within, sweep
-from stretto.evolution import Lengths, area, constant_ratio, offspring, pareto_frontier, start_population
-from stretto.folder import check_place
-from stretto.journal import Journal, dataset_digest, weights_digest
 from stretto.methods.length_adaptive import LengthAdaptive
+from stretto.saving.folder import check_place
+from stretto.saving.journal import Journal, dataset_digest, weights_digest
 
 if TYPE_CHECKING:
     from stretto.model import AdaptiveModel

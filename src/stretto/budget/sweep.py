@@ -11,11 +11,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from stretto.data import Dataset
-from stretto.encoding import Encoded, Feature, as_inputs, collate
+from stretto.data.tokenise import Encoded, Feature, as_inputs, collate
+from stretto.engine.cost import Cost
 from stretto.engine.parts import check_batch_size
+from stretto.engine.replay import record, replay
 from stretto.errors import StrettoError
-from stretto.measure import Cost
-from stretto.recording import record, replay
 from stretto.state import Inputs, Trace
 from stretto.tasks import Logits
 

@@ -35,8 +35,8 @@ def demo(
 
     Fine-tune, train exits, compare with the full model, answer three texts, write a report."""
     say("loading")
+    from stretto.bench.demo import Demo, run_demo
     from stretto.data import Columns
-    from stretto.demo import Demo, run_demo
 
     if data is None and (text or text_b or label or task != "classification"):
         raise StrettoError("Expected --data beside --text, --text-b, --label or --task, got none. Add --data.")

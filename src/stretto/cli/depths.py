@@ -95,7 +95,7 @@ def ranked(depths: Tensor, hardness: Tensor, counts: Tensor) -> Tensor:
 
 
 def word_rows(model: AdaptiveModel, method: WordDepths, rows: Tensor, depths: Tensor) -> list[dict[str, Any]]:
-    from stretto.explain import visible
+    from stretto.view.explain import visible
 
     words = method.table.words(model.tokenizer, rows)
     values, counts = method.word_measure()[rows].tolist(), method.table.counts[rows].tolist()

@@ -43,7 +43,7 @@ def explain(
     json: Json = None,
 ) -> None:
     """Show which token lives to which layer, and where the answer is given."""
-    from stretto.explain import explain as run_explain
+    from stretto.view.explain import explain as run_explain
     from stretto.view.explain_html import explanation_page
     from stretto.view.explain_terminal import show_explanation
 

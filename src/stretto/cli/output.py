@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from stretto.errors import StrettoError
-from stretto.processes import is_main_process
+from stretto.training.processes import is_main_process
 
 if TYPE_CHECKING:
-    from stretto.evaluate import OperatingPoint
+    from stretto.budget.sweep import OperatingPoint
     from stretto.model import AdaptiveModel
 
 STDOUT = "-"
@@ -144,8 +144,8 @@ def point_formats(points: list[OperatingPoint]) -> dict[str, str]:
 
 def open_model(path: str, dtype: str = "float32") -> AdaptiveModel:
     """A model folder, silently."""
-    from stretto.folder import quiet_transformers
     from stretto.model import AdaptiveModel
+    from stretto.saving.folder import quiet_transformers
 
     with quiet_transformers():
         return AdaptiveModel.from_pretrained(path, dtype=dtype)

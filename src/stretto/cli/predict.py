@@ -18,8 +18,8 @@ from stretto.cli.output import on_terminal, open_model, say, say_cut, words, wri
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
+    from stretto.data.records import Record
     from stretto.model import AdaptiveModel, Prediction
-    from stretto.records import Record
 
 EXAMPLES = """
 stretto predict reviews-model reviews.csv --output answers.jsonl
@@ -53,8 +53,8 @@ def predict(
     """Answer texts, in the order they come.
 
     Each answer has a label (tags and entities; a part of the context), its score, the depth it took and its cost."""
-    from stretto.evaluate import WINDOW
-    from stretto.records import Columns, read
+    from stretto.budget.sweep import WINDOW
+    from stretto.data.records import Columns, read
 
     if output is not None:
         check_output(output, source)

@@ -13,7 +13,7 @@ from stretto.cli.output import STDOUT, resumable, say, write_json
 from stretto.cli.settings import config_types, parse, training_types
 from stretto.cli.train import TrainVerb, check_arguments
 from stretto.errors import StrettoError
-from stretto.processes import is_main_process
+from stretto.training.processes import is_main_process
 
 if TYPE_CHECKING:
     from stretto.data import Dataset
@@ -85,12 +85,12 @@ def pretrain(
 
     from transformers import set_seed
 
-    from stretto.architectures.alberta import AlbertaForMaskedLM
-    from stretto.architectures.alberta_config import AlbertaConfig
+    from stretto.backbones.alberta_config import AlbertaConfig
+    from stretto.backbones.alberta_model import AlbertaForMaskedLM
     from stretto.data import split_off
-    from stretto.folder import quiet_transformers
-    from stretto.pretraining import DEFAULTS, make_gates
-    from stretto.pretraining import pretrain as pretrain_model
+    from stretto.saving.folder import quiet_transformers
+    from stretto.training.pretraining import DEFAULTS, make_gates
+    from stretto.training.pretraining import pretrain as pretrain_model
 
     shape = AlbertaConfig(**sizes)  # unfit sizes are named before any work is done
     if of_gates and not gates:
@@ -133,7 +133,7 @@ def pretrain(
 
 def check_output(output: str, overwrite: bool) -> None:
     """A finished encoder is only replaced if asked for, anything else never; an unfinished run goes on."""
-    from stretto.pretraining import SUMMARY
+    from stretto.training.pretraining import SUMMARY
 
     path, work = Path(output), Path(f"{output}.work")
     if path.exists() and not (path / SUMMARY).exists() and (path.is_file() or any(path.iterdir())):
@@ -164,9 +164,9 @@ def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: 
     """The tokenizer named, or one learned from the texts (perhaps by the run that is gone on with, in `work`)."""
     from transformers import AutoTokenizer
 
-    from stretto.folder import load_tokenizer, replacing
-    from stretto.journal import dataset_digest
-    from stretto.wordpiece import train_tokenizer
+    from stretto.data.wordpiece import train_tokenizer
+    from stretto.saving.folder import load_tokenizer, replacing
+    from stretto.saving.journal import dataset_digest
 
     if name is not None:
         return load_tokenizer(name)

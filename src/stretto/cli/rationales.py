@@ -38,8 +38,8 @@ def rationales(
 
     Per layer: average precision of the scores, false-positive rate of the selected words."""
     from stretto.bench.results import versions
-    from stretto.rationales import agreement, load_rationales
     from stretto.view.plots import check_plot_path, layer_plot
+    from stretto.view.rationales import agreement, load_rationales
     from stretto.view.tables import show_table
 
     if plot is not None:

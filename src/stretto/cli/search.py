@@ -22,7 +22,7 @@ from stretto.cli.output import (
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
-    from stretto.search import Iteration, SearchResult
+    from stretto.budget.search import Iteration, SearchResult
 
 EXAMPLES = """
 stretto search reviews-model dev.csv
@@ -62,9 +62,9 @@ def search(
 
     For models trained with --method length_adaptive. The result is stored in the model folder."""
     from stretto.bench.results import versions
+    from stretto.budget.search import SearchSettings, searchable
+    from stretto.budget.search import search as run_search
     from stretto.data import Columns, load
-    from stretto.search import SearchSettings, searchable
-    from stretto.search import search as run_search
     from stretto.view.plots import check_plot_path
     from stretto.view.tables import show_table
 

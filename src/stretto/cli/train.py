@@ -18,7 +18,7 @@ from stretto.cli.output import point_formats, point_rows, resumable, say, words,
 from stretto.cli.settings import all_types, as_flag, sort_settings, take_flags
 from stretto.cli.verbs import Verb, with_json_target
 from stretto.errors import StrettoError
-from stretto.processes import is_main_process
+from stretto.training.processes import is_main_process
 
 if TYPE_CHECKING:
     from stretto.data import Dataset
@@ -174,11 +174,11 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
     """Everything after the command line."""
     from transformers import set_seed
 
-    from stretto.folder import quiet_transformers
     from stretto.methods import METHODS
     from stretto.model import make_config
-    from stretto.training import train as train_model
-    from stretto.training import with_defaults
+    from stretto.saving.folder import quiet_transformers
+    from stretto.training.plan import with_defaults
+    from stretto.training.run import train as train_model
 
     config, arguments = sort_settings(run.method, loose)
     make_config(METHODS[run.method], config)  # unfit settings are named before any work is done
@@ -274,7 +274,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def show_result(run: Run, model: AdaptiveModel) -> None:
-    from stretto.evaluate import OperatingPoint
+    from stretto.budget.sweep import OperatingPoint
     from stretto.view.tables import show_table
 
     points = [OperatingPoint(**point) for point in model.operating_points]

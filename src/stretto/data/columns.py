@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from stretto.errors import StrettoError
-from stretto.readers import listed
-from stretto.registry import Registry
+from stretto.data.sources import listed
+from stretto.errors import Registry, StrettoError
 
 TEXT_COLUMNS = ("text", "sentence", "review", "content", "question")
 PAIR_COLUMNS = (

@@ -1,8 +1,4 @@
-"""Datasets: from a file or the hub to texts and label numbers.
-
-The steps, and where they are: sources to rows (`readers.py`), rows to records (`records.py`, `layouts.py`), records
-to a `Dataset` (here), texts to tensors (`encoding.py` and the tasks). Their public names can be imported from here.
-"""
+"""Datasets: examples in memory, with labels as numbers."""
 
 from __future__ import annotations
 
@@ -16,16 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from stretto.encoding import Encoded, EncodedDataset, collate, encode, max_length_of
+from stretto.data.records import GUESS, Columns, Label, Record, read
+from stretto.data.sources import listed
 from stretto.errors import StrettoError
-from stretto.layouts import Gold
-from stretto.readers import listed
-from stretto.records import GUESS, Columns, Label, Record, read
-
-__all__ = [
-    "Columns", "Dataset", "Encoded", "EncodedDataset", "Gold", "Record",
-    "by_length", "collate", "encode", "load", "max_length_of", "read", "sample", "split_off",
-]  # fmt: skip
 
 
 @dataclass

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from stretto.data.columns import LAYOUTS, Columns, Label
+from stretto.data.sources import Table, listed, open_table
 from stretto.errors import StrettoError
-from stretto.layouts import LAYOUTS, Columns, Label
-from stretto.readers import Table, listed, open_table
 
 __all__ = ["GUESS", "Columns", "Label", "Record", "read"]
 

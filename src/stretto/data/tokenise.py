@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from stretto.data.words import word_keys
 from stretto.errors import StrettoError
 from stretto.state import Inputs
-from stretto.words import word_keys
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase

@@ -143,7 +143,7 @@ class Run:
         state.providers = dict(providers)
         decision = self.method.decide(state) or NOTHING
         state.providers = {}  # they hold the rows, and the state: a circle that would keep both from being freed
-        state.row_notes.pop("score", None)  # of this decision alone, for who watches it (`stretto.explain`)
+        state.row_notes.pop("score", None)  # of this decision alone, for who watches it (`stretto.view.explain`)
         decision.check(state, soft=self.soft)
         return decision
 

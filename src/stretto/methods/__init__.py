@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stretto.errors import Registry
 from stretto.methods.adapler import AdapLeR
 from stretto.methods.alberta import ALBERTa
 from stretto.methods.base import Dial, Method, Pass, Shape, Stage, TrainingBatch
@@ -19,7 +20,6 @@ from stretto.methods.power_bert import PowerBERT
 from stretto.methods.shallow_deep import ShallowDeep
 from stretto.methods.static_depth import StaticDepth
 from stretto.methods.token_halting import TokenHalting
-from stretto.registry import Registry
 
 ALL: tuple[type[Method], ...] = (
     Full, StaticDepth, ConstantRatio,

@@ -35,8 +35,8 @@ from torch import Tensor, nn
 
 from stretto.engine.reference import ReferenceEngine
 from stretto.methods.base import Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.saliency import saliency
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share, Size, Weight
-from stretto.saliency import saliency
 from stretto.state import Decision, Inputs, State
 from stretto.tasks import Task
 

@@ -21,7 +21,7 @@ encoder that learned to use all its layers is not urged to do with fewer, so a p
 layers, and gated layers alone do not teach it to: a share of the training texts leaves after a layer drawn at random
 and is answered there (0: as published). A sequence leaves as a whole, so tasks that answer every token work too: the
 token head reads the states they have then. For an encoder pretrained with its gates, and as published, see
-`stretto.pretraining`.
+`stretto.training.pretraining`.
 
 Dial: γ, the gate below which a layer is not run. 0 runs all layers with their gates, as the training texts do that do
 not leave. Off is -1: gates are ignored and the full model answers as plain transformers would; after training with

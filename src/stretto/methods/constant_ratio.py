@@ -9,7 +9,7 @@ Kim, Cho: *Length-Adaptive Transformer*, ACL 2021 (the comparison in its Figure 
     keep the highest: attention received, chance, or saliency      -> `ConstantRatio.score`
 
 Differs from the paper: chance and saliency are our additions. Chance gives each place in a text one number, for all
-layers and texts. Saliency is a note on the input ([batch, columns], see `stretto.saliency`), as it takes
+layers and texts. Saliency is a note on the input ([batch, columns], see `stretto.methods.saliency`), as it takes
 a gradient: an upper bound to compare with, whose own cost is not counted.
 
 Dial: r. 1 is the full model.
@@ -72,6 +72,6 @@ class ConstantRatio(LengthDrop):
         if "saliency" not in state.row_notes:
             raise StrettoError(
                 "Expected the saliency of every token in Inputs.notes, got none. "
-                "Compute it with stretto.saliency, or select by attention."
+                "Compute it with stretto.methods.saliency, or select by attention."
             )
         return state.row_notes["saliency"]

@@ -32,13 +32,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from stretto.data.words import Tally, Words, words_in
 from stretto.engine.reference import ReferenceEngine
 from stretto.methods.base import Dial, Notes, Shape, Stage
 from stretto.methods.depths import WordDepthConfig, WordDepths
 from stretto.methods.settings import Positive, Range, TrueShare
 from stretto.state import Inputs
 from stretto.tasks import Task
-from stretto.words import Tally, Words, words_in
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ averaged by word into a table; at serving time nothing is masked or predicted, t
 
 Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (reconstruction loss based estimation).
 
-    masked LM with one head for all layers, Σ_n loss_n           -> `stretto.reconstruction.AnytimeLM`
-    loss_n of each word, masked in turn                          -> `stretto.reconstruction.occurrence_losses`
+    masked LM with one head for all layers, Σ_n loss_n           -> `stretto.methods.reconstruction.AnytimeLM`
+    loss_n of each word, masked in turn                          -> `stretto.methods.reconstruction.occurrence_losses`
     d(x) = argmin_n (loss_n + λ n)                               -> `reconstruction_depth`, Eq. 4
     freeze after d(x) layers; the pooled head at n_max           -> `stretto.methods.depths`
 
@@ -36,8 +36,7 @@ from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
 from stretto.methods.base import Dial, Notes, Shape, Stage, TrainingBatch
 from stretto.methods.depths import WordDepthConfig, WordDepths
-from stretto.methods.settings import Count, Epochs, LearningRate, Positive, SomeShare
-from stretto.reconstruction import (
+from stretto.methods.reconstruction import (
     AnytimeLM,
     choose_words,
     first_texts,
@@ -46,6 +45,7 @@ from stretto.reconstruction import (
     tally_losses,
     word_numbers,
 )
+from stretto.methods.settings import Count, Epochs, LearningRate, Positive, SomeShare
 from stretto.state import Inputs
 from stretto.tasks import Task
 

@@ -18,14 +18,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from stretto.encoding import NO_WORD
+from stretto.data.tokenise import NO_WORD
+from stretto.data.words import Tally, WordTable
 from stretto.errors import StrettoError
 from stretto.methods.base import Method, Shape, Stage, TrainingBatch
 from stretto.methods.pooled_head import PooledHead
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share
 from stretto.state import Decision, State
 from stretto.tasks import Task
-from stretto.words import Tally, WordTable
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime
     LayerDrop: each layer skipped with probability p                 -> `sample_skips`
     (L_full + KL(full ‖ smallest) + Σ KL(full ‖ random)) / (n_s + 2) -> `LengthAdaptive.learn`
     significance: attention received, drop between attention and FFN -> `LengthAdaptive.decide`
-    evolutionary search                                              -> `stretto.search`
+    evolutionary search                                              -> `stretto.budget.search`
 
 Differs from the paper: configurations are fractions of the input's length, so that they apply to any input and each
 sequence of a batch is cut by its own length; LayerDrop spares the full model, which teaches the others; the

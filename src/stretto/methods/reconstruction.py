@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from stretto.backbones import backbone_for
+from stretto.data.words import Tally, word_starts, words_in
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.methods.base import Method
 from stretto.state import Decision, Inputs, State
-from stretto.words import Tally, word_starts, words_in
 
 #: The target of a token that is not to be guessed.
 NO_TARGET = -1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stretto.folder import Folder
-    from stretto.pretraining import Summary
+    from stretto.saving.folder import Folder
     from stretto.tasks import Task
+    from stretto.training.pretraining import Summary
 
 
 def model_card(folder: Folder, config: Any, task: Task) -> str:
@@ -73,8 +73,10 @@ Masked language model of {summary.texts:,} texts ({summary.tokens:,} tokens), {s
 {summary.perplexity:.2f}.
 
 ```python
-import stretto  # makes the architecture known
+from stretto.backbones import register_architectures
 from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+register_architectures()
 
 model = AutoModelForMaskedLM.from_pretrained("this folder")
 tokenizer = AutoTokenizer.from_pretrained("this folder")

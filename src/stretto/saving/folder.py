@@ -26,9 +26,9 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import cached_file, logging
 
-from stretto.backbones import BACKBONES
-from stretto.card import model_card
+from stretto.backbones import BACKBONES, register_architectures
 from stretto.errors import StrettoError
+from stretto.saving.card import model_card
 from stretto.tasks import Task, Tokens, task_from_config
 
 FORMAT = 1
@@ -144,6 +144,7 @@ def load_config(name_or_path: str) -> Any:
             f"Expected a model folder with a config.json, got '{name_or_path}' without one. "
             "Point to a folder written by save_pretrained."
         )
+    register_architectures()
     try:
         config = AutoConfig.from_pretrained(name_or_path)
     except Exception as error:  # of any kind: transformers does not expect a damaged file

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stretto.errors import StrettoError
-from stretto.registry import Registry
+from stretto.errors import Registry, StrettoError
 from stretto.tasks.base import Logits, Prediction, Task
 from stretto.tasks.classification import Classification
 from stretto.tasks.regression import Regression

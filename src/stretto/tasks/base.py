@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from stretto.encoding import Encoded
+from stretto.data.columns import whole_text
+from stretto.data.tokenise import Encoded
 from stretto.errors import StrettoError
-from stretto.layouts import whole_text
 
 if TYPE_CHECKING:
     from stretto.data import Dataset
@@ -112,7 +112,7 @@ class Task(ABC):
 
     @abstractmethod
     def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """[B] the logit of the right answer: its gradient shows what the answer hangs on (`stretto.saliency`)."""
+        """[B] the logit of the right answer: its gradient shows what the answer depends on (`methods.saliency`)."""
 
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """[B, C] and [B] to bool [B]: is the answer right? (For tasks whose answers are right or wrong.)"""

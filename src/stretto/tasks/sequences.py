@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.encoding import Encoded, encode
+from stretto.data.tokenise import Encoded, encode
 from stretto.errors import StrettoError
 from stretto.tasks.base import Logits, Prediction, Task
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from stretto.encoding import IGNORED, Encoded, check_fast
+from stretto.data.columns import Gold
+from stretto.data.tokenise import IGNORED, Encoded, check_fast
 from stretto.errors import StrettoError
-from stretto.layouts import Gold
 from stretto.tasks.base import Logits, Prediction, Task, check_finite, kl
 from stretto.tasks.squad import squad_scores
 from stretto.tasks.windows import END, START, Place, cut_windows, label_window

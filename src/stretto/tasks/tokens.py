@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from stretto.encoding import CHUNK, IGNORED, Encoded, check_fast
+from stretto.data.tokenise import CHUNK, IGNORED, Encoded, check_fast
 from stretto.errors import StrettoError
 from stretto.tasks import metrics
 from stretto.tasks.base import Logits, Prediction, Task, check_finite, kl

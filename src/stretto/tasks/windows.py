@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stretto.encoding import CHUNK, IGNORED, Feature
+from stretto.data.columns import Gold
+from stretto.data.tokenise import CHUNK, IGNORED, Feature
 from stretto.errors import StrettoError
-from stretto.layouts import Gold
 
 #: Labels of tokens that may be read, as bits; question, [SEP] and padding are IGNORED.
 NEITHER, START, END = 0, 1, 2

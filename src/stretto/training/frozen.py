@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.encoding import EncodedDataset
-from stretto.evaluate import batches
+from stretto.budget.sweep import batches
+from stretto.data.tokenise import EncodedDataset
+from stretto.engine.replay import record
 from stretto.model import AdaptiveModel
-from stretto.recording import record
 
 #: A frozen backbone's pooled states are kept in memory up to this size; beyond it they are computed at each step.
 RECORDING_LIMIT_BYTES = 4e9

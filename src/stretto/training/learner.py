@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.encoding import as_inputs
+from stretto.data.tokenise import as_inputs
 from stretto.methods.base import Pass, Stage, TrainingBatch
 from stretto.model import AdaptiveModel
 from stretto.state import Inputs, first_tokens

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from stretto.encoding import CHUNK, IGNORED
+from stretto.data.tokenise import CHUNK, IGNORED
 from stretto.errors import StrettoError
 
 #: Part of the tokens to be told; of their words this part is masked, and this part replaced by random tokens.

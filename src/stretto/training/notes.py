@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from stretto.encoding import EncodedDataset, as_inputs, collate
+from stretto.data.tokenise import EncodedDataset, as_inputs, collate
 from stretto.errors import StrettoError
 from stretto.methods.base import Notes, Stage
 from stretto.model import AdaptiveModel
-from stretto.processes import is_main_process
 from stretto.state import Inputs
+from stretto.training.processes import is_main_process
 
 BATCH = 32
 

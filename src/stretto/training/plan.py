@@ -10,12 +10,12 @@ from typing import Any
 from transformers import TrainingArguments
 
 from stretto.data import Dataset
-from stretto.encoding import Encoded
+from stretto.data.tokenise import Encoded
 from stretto.errors import StrettoError
-from stretto.journal import dataset_digest
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
-from stretto.processes import is_main_process
+from stretto.saving.journal import dataset_digest
+from stretto.training.processes import is_main_process
 
 #: What we set differently from `TrainingArguments`; anything the caller names wins.
 DEFAULTS: dict[str, Any] = {

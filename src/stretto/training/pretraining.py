@@ -27,27 +27,27 @@ from transformers import (
     set_seed,
 )
 
-from stretto.architectures.alberta import AlbertaForMaskedLM
-from stretto.architectures.alberta_config import AlbertaConfig
 from stretto.backbones.alberta import Alberta
+from stretto.backbones.alberta_config import AlbertaConfig
+from stretto.backbones.alberta_model import AlbertaForMaskedLM
 from stretto.bench.results import versions
-from stretto.card import pretraining_card
 from stretto.data import Dataset
-from stretto.encoding import IGNORED, collate
+from stretto.data.tokenise import IGNORED, collate
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.folder import Folder, quiet_transformers, replacing, write_method
-from stretto.journal import dataset_digest
-from stretto.masking import HiddenWords, Order, Vocabulary, Window, cut
 from stretto.methods import METHODS, Method, Shape
 from stretto.methods.alberta import GATED
 from stretto.model import make_config
-from stretto.processes import is_main_process, wait_for_all
+from stretto.saving.card import pretraining_card
+from stretto.saving.folder import Folder, quiet_transformers, replacing, write_method
+from stretto.saving.journal import dataset_digest
 from stretto.state import Inputs
 from stretto.tasks import task_from_config
+from stretto.training.masking import HiddenWords, Order, Vocabulary, Window, cut
 from stretto.training.plan import check_names, hold_to_plan
+from stretto.training.processes import is_main_process, wait_for_all
+from stretto.training.progress import StageProgress
 from stretto.training.run import LOGS, last_checkpoint, logs_in
-from stretto.view.progress import StageProgress
 
 #: Guessing blindly among a million tokens has a loss of 14.
 MOST_LOSS = 100.0

@@ -21,20 +21,20 @@ from transformers import PrinterCallback, ProgressCallback, TrainingArguments, s
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from stretto.backbones import Backbone
+from stretto.budget.sweep import cheapest_within, sweep
 from stretto.data import Dataset, load
-from stretto.encoding import Encoded, EncodedDataset, collate
+from stretto.data.tokenise import Encoded, EncodedDataset, collate
 from stretto.errors import StrettoError
-from stretto.evaluate import cheapest_within, sweep
-from stretto.folder import check_place
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
-from stretto.processes import is_main_process, wait_for_all
+from stretto.saving.folder import check_place
 from stretto.training.frozen import record_examples, recording_fits
 from stretto.training.learner import Learner
 from stretto.training.notes import LabelledBatches, with_notes
 from stretto.training.plan import Plan
+from stretto.training.processes import is_main_process, wait_for_all
+from stretto.training.progress import StageProgress
 from stretto.training.trainer import StageTrainer, mean_score
-from stretto.view.progress import StageProgress
 
 LOGS = "TENSORBOARD_LOGGING_DIR"
 

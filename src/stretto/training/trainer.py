@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import EvalPrediction, Trainer
 
+from stretto.budget.sweep import sweep
 from stretto.data import Dataset
-from stretto.encoding import Encoded
-from stretto.evaluate import sweep
+from stretto.data.tokenise import Encoded
 from stretto.model import AdaptiveModel
 from stretto.tasks import SequenceTask
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.encoding import Origin, origins
-from stretto.evaluate import batches
+from stretto.budget.sweep import batches
+from stretto.data.tokenise import Origin, origins
 from stretto.methods.base import Method
 from stretto.methods.pooled_head import PooledHead
 from stretto.model import AdaptiveModel, Text

@@ -5,11 +5,11 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from stretto.explain import visible
+from stretto.view.explain import visible
 from stretto.view.explain_terminal import exit_says, headline
 
 if TYPE_CHECKING:
-    from stretto.explain import Explanation
+    from stretto.view.explain import Explanation
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #222; background: #fff; }

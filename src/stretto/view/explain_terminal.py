@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-from stretto.explain import visible
+from stretto.view.explain import visible
 from stretto.view.tables import plain_table, show_table
 
 if TYPE_CHECKING:
-    from stretto.explain import Explanation
+    from stretto.view.explain import Explanation
 
 #: From tokens that leave first (or have the least depth) to those that stay to the end, for terminals of many and of
 #: 16 colours.

@@ -12,7 +12,7 @@ Modarressi, Mohebbi, Pilehvar: *AdapLeR*, ACL 2022, section 5 and Figure 5. Sour
 
     contribution   what a method that drops before layers ranks tokens by, in its own run
     kept           no scores: the words that a method which drops or freezes tokens still renews in each layer
-    saliency       gradient × input of the right answer, at what each layer reads   -> `stretto.saliency`
+    saliency       gradient × input of the right answer, at what each layer reads   -> `stretto.methods.saliency`
     attention      attention received in the layer, all heads and tokens together  -> `attention_received`
     rollout        [CLS]'s row of the layers' attention multiplied up               -> `attention_rollout`
 
@@ -36,17 +36,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from stretto.data import class_numbers
-from stretto.encoding import Origin, origins
+from stretto.budget.sweep import batches
+from stretto.data.columns import whole_text, word_or_number
+from stretto.data.dataset import class_numbers
+from stretto.data.records import Record
+from stretto.data.sources import open_table
+from stretto.data.tokenise import Origin, origins
 from stretto.errors import StrettoError
-from stretto.evaluate import batches
-from stretto.explain import Watcher
-from stretto.layouts import whole_text, word_or_number
+from stretto.methods.saliency import layer_saliency
 from stretto.model import AdaptiveModel
-from stretto.readers import open_table
-from stretto.records import Record
-from stretto.saliency import layer_saliency
 from stretto.state import Inputs
+from stretto.view.explain import Watcher
 
 Array = NDArray[Any]
 #: Room for rounding: n scores of exactly 1/n are all selected.

@@ -1,0 +1,1 @@
+"""Dial and cost: measure operating points, search among them, choose one."""
