@@ -65,7 +65,9 @@ def test_attention_dropout_comes_from_the_flag_or_the_run_file(
     encoder: Path, names: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float | None] = []
-    monkeypatch.setattr("stretto.training.run.train", lambda *_, attention_dropout, **__: seen.append(attention_dropout))
+    monkeypatch.setattr(
+        "stretto.training.run.train", lambda *_, attention_dropout, **__: seen.append(attention_dropout)
+    )
     monkeypatch.setattr("stretto.cli.train.show_result", lambda *_: None)
     start = ["train", names, "--task", "tokens", "--method", "full", "--model", encoder, "--output", tmp_path / "out"]
     config = tmp_path / "run.yaml"

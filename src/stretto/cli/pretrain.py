@@ -162,8 +162,6 @@ def read_texts(source: str, column: str | None, split: str | None) -> Dataset:
 
 def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: Dataset, work: Path) -> Any:
     """The tokenizer named, or one learned from the texts (perhaps by the run that is gone on with, in `work`)."""
-    from transformers import AutoTokenizer
-
     from stretto.data.wordpiece import train_tokenizer
     from stretto.saving.folder import load_tokenizer, replacing
     from stretto.saving.journal import dataset_digest
@@ -176,7 +174,7 @@ def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: 
         say(f"learning a tokenizer from {len(data)} texts")
         with replacing(learned) as temporary:
             train_tokenizer([text for (text,) in data.texts], vocab_size, cased=cased).save_pretrained(temporary)
-    found = AutoTokenizer.from_pretrained(learned)
+    found = load_tokenizer(str(learned))
     if len(found) > vocab_size:
         say(f"the tokenizer has {len(found)} entries, not {vocab_size}: every character of the texts takes one or two")
     return found

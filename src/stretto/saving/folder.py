@@ -1,7 +1,8 @@
 """The saved model: a plain Hugging Face folder plus `stretto.json` and `stretto.safetensors`.
 
-Loading never executes code from the folder, and reads its weights from safetensors alone. (A plain Hugging Face model
-to start from may have them in pytorch_model.bin, a pickle that transformers reads for its weights only.) Saving writes
+Loading never executes code from the folder (see trust.py), and reads its weights from safetensors alone. (A plain
+Hugging Face model to start from may have them in pytorch_model.bin, a pickle that transformers reads for its weights
+only.) Saving writes
 to a temporary neighbour and renames it, so that an interrupted or failed save leaves what was there before.
 """
 
@@ -24,11 +25,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer
-from transformers.utils import cached_file, logging
+from transformers.utils import logging
 
 from stretto.backbones import BACKBONES, register_architectures
 from stretto.errors import StrettoError
 from stretto.saving.card import model_card
+from stretto.saving.trust import NO_CODE, find, refuse_code
 from stretto.tasks import Task, Tokens, task_from_config
 
 FORMAT = 1
@@ -75,20 +77,6 @@ class Folder:
                 f"Expected {WEIGHTS} to hold the weights of {self.method}, got an unreadable or unfitting file "
                 f"({str(error).splitlines()[0]}). Train again, or copy the folder again."
             ) from error
-
-
-def find(name_or_path: str, file: str) -> str | None:
-    """A file of a local folder or a hub repository, or None."""
-    if Path(name_or_path).is_dir():
-        path = Path(name_or_path) / file
-        return str(path) if path.is_file() else None
-    try:
-        return cached_file(name_or_path, file, _raise_exceptions_for_missing_entries=False)
-    except OSError as error:
-        raise StrettoError(
-            f"Expected a model folder or a hub id, got '{name_or_path}', which is neither a folder here nor "
-            f"reachable on the hub. Check the path. ({str(error).splitlines()[0]})"
-        ) from error
 
 
 def read_folder(name_or_path: str) -> Folder | None:
@@ -144,9 +132,10 @@ def load_config(name_or_path: str) -> Any:
             f"Expected a model folder with a config.json, got '{name_or_path}' without one. "
             "Point to a folder written by save_pretrained."
         )
+    refuse_code(name_or_path)
     register_architectures()
     try:
-        config = AutoConfig.from_pretrained(name_or_path)
+        config = AutoConfig.from_pretrained(name_or_path, **NO_CODE)
     except Exception as error:  # of any kind: transformers does not expect a damaged file
         raise StrettoError(
             f"Expected a readable Hugging Face config (config.json) in '{name_or_path}', got {told(error)}. "
@@ -180,6 +169,7 @@ def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: 
                 ignore_mismatched_sizes=new_labels,
                 use_safetensors=safetensors_only or None,  # None: or else pytorch_model.bin
                 output_loading_info=True,
+                **NO_CODE,
                 **(task.hf_config() if new_labels else {}),
             )
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
@@ -218,10 +208,11 @@ def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
             f"Expected a tokenizer in '{name_or_path}', got none of {', '.join(TOKENIZER_FILES)}. "
             "Save the tokenizer beside the model."
         )
+    refuse_code(name_or_path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **NO_CODE)
         if isinstance(task, Tokens) and getattr(tokenizer, "add_prefix_space", None) is False:
-            return AutoTokenizer.from_pretrained(name_or_path, add_prefix_space=True)
+            return AutoTokenizer.from_pretrained(name_or_path, add_prefix_space=True, **NO_CODE)
         return tokenizer
     except Exception as error:  # of any kind: for some files tokenizers raises a bare Exception
         raise StrettoError(

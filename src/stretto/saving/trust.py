@@ -1,0 +1,66 @@
+"""Files of a model that others wrote: found in a folder or on the hub, and never executed.
+
+transformers runs Python files of a model if its config.json or tokenizer_config.json names them under `auto_map`. For
+an architecture that it does not know it asks first, and reads the answer from stdin, where our texts may come from. So
+both files are read here before transformers sees them, and it is always called with `NO_CODE`, which lets it neither
+ask nor run anything.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import cached_file
+
+from stretto.errors import StrettoError
+
+#: For every `from_pretrained` of transformers.
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+#: The files that may name code to run.
+CAN_NAME_CODE = ("config.json", "tokenizer_config.json")
+
+
+def find(name_or_path: str, file: str) -> str | None:
+    """A file of a local folder or a hub repository, or None."""
+    if Path(name_or_path).is_dir():
+        path = Path(name_or_path) / file
+        return str(path) if path.is_file() else None
+    try:
+        return cached_file(name_or_path, file, _raise_exceptions_for_missing_entries=False)
+    except OSError as error:
+        raise StrettoError(
+            f"Expected a model folder or a hub id, got '{name_or_path}', which is neither a folder here nor "
+            f"reachable on the hub. Check the path. ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def refuse_code(name_or_path: str) -> None:
+    """Refuse a model that wants to run code of its own, before anything else reads it."""
+    for file in CAN_NAME_CODE:
+        path = find(name_or_path, file)
+        code = auto_map(Path(path)) if path else None
+        if code:
+            raise StrettoError(
+                f"Expected a model that runs without code of its own, got '{name_or_path}', whose {file} names code to "
+                f"execute (auto_map: {code!r:.80}). stretto never executes code from a model: use one of an "
+                "architecture that `stretto backbones` lists."
+            )
+
+
+def auto_map(path: Path) -> Any:
+    """What a JSON file names as code, at any depth. A damaged file names none; who reads it next reports the damage."""
+    try:
+        left = [json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, RecursionError):
+        return None
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if value.get("auto_map"):
+                return value["auto_map"]
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return None

@@ -1,0 +1,19 @@
+"""Tiny models and files that all cases share; each is made once and only read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import save_encoder, save_model, write_reviews
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """encoder/ (plain Hugging Face), model/ (deebert), train.jsonl and test.jsonl."""
+    folder = tmp_path_factory.mktemp("shared")
+    save_encoder(folder / "encoder")
+    save_model(folder / "model")
+    write_reviews(folder / "train.jsonl", 64)
+    write_reviews(folder / "test.jsonl", 40, seed=1)
+    return folder
