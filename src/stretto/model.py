@@ -136,16 +136,19 @@ class AdaptiveModel(nn.Module):
 
     def run(
         self, inputs: Inputs, dial: float | Tensor | None = None, *,
-        batch_size: int | None = None, method: Method | None = None,
+        batch_size: int | None = None, method: Method | None = None, context: Any = None,
     ) -> Output:  # fmt: skip
         """Logits and trace of tokenised sequences. `dial` may be one number or one per sequence ([B]).
 
         `batch_size` is how many of them are computed at once (default: all); in float32 answers do not depend on it.
-        `method` may stand in for the model's own, to watch it (see `stretto.view.explain`)."""
+        `method` may stand in for the model's own, to watch it (see `stretto.view.explain`). `context` says what the
+        pass is for where the dial does not (`State.context`)."""
         if self.training:
             raise StrettoError("Expected a model in eval mode, got one in training mode. Call model.eval() first.")
         dials = self.dials_of(dial, len(inputs.input_ids))
-        return self.packed.run(inputs.to(self.encoder.device), method or self.method, dials, batch_size=batch_size)
+        return self.packed.run(
+            inputs.to(self.encoder.device), method or self.method, dials, batch_size=batch_size, context=context
+        )
 
     def dials_of(self, dial: float | Tensor | None, count: int) -> Tensor:
         """[count] the dial of each input: given for each, given for all, or the model's own (None)."""

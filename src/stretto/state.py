@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -165,6 +165,9 @@ class State:
     """Per-sequence notes [B, …] a method keeps between layers; they follow the sequences that stay."""
     row_notes: dict[str, Tensor] = field(default_factory=dict)
     """Per-row notes [N, …]; they follow the rows that stay."""
+    context: Any = None
+    """What this pass is for, if it is not plain serving (a training pass, a configuration under search): an object of
+    the method's own, as given to the engine's `run`."""
     providers: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
     """What an engine computes only if the method asks: see `exit_logits`, `pooled`, `attention_received`."""
 

@@ -96,8 +96,6 @@ def test_a_candidate_is_measured_as_the_model_would_run_it(reviews: Any) -> None
     assert sweep(fixed, by_length(reviews), [point.cost], progress=False) == [point]
     (full,) = sweep(model, reviews, [1.0], progress=False)
     assert (full.cost, full.depth) == (1.0, 4.0)  # outside, the dial counts again
-    with pytest.raises(RuntimeError), model.method.fixed_lengths(torch.ones(4)):
-        raise RuntimeError
     assert sweep(model, reviews, [0.8], progress=False)[0].cost < 1
 
 

@@ -261,3 +261,27 @@ def test_notes_on_tokens_follow_their_rows(engine_class: Any, side: str) -> None
         engine_class(backbone).run(inputs, Scripted(check, "before", "between", "after", exits=exits), 0.0)
     assert seen[0] == sum(LENGTHS)
     assert seen[-1] < len(LENGTHS) * 3  # much has gone
+
+
+# ---- what a pass is for ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", [ReferenceEngine, PackedEngine])
+def test_the_context_of_a_pass_reaches_every_decision_of_it_and_no_other(engine: Any) -> None:
+    seen: list[Any] = []
+
+    def note(state: State) -> Decision | None:
+        seen.append(state.context)
+        if state.point == "after":
+            return Decision(exit=(state.ids % 2 == 0) & (state.layer == 2))
+        return Decision(drop=going(state)) if state.point == "between" else None
+
+    backbone, purpose = tiny_backbone("bert"), object()
+    method, parts = Scripted(note, "before", "between", "after"), {} if engine is ReferenceEngine else {"batch_size": 1}
+    with torch.no_grad():
+        engine(backbone).run(batch(), method, 0.0, context=purpose, **parts)  # of several parts, which are joined
+        assert len(seen) >= 3 * backbone.n_layers - 1
+        assert all(each is purpose for each in seen)
+        seen.clear()
+        engine(backbone).run(batch(), method, 0.0, **parts)
+    assert seen and all(each is None for each in seen)

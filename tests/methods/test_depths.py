@@ -21,6 +21,7 @@ from stretto.methods.depth_reconstruction import DepthReconstruction
 from stretto.methods.depths import WordDepths
 from stretto.state import Inputs
 from stretto.training.plan import Plan
+from stretto.training.run import run_stage
 from stretto.view.explain import explain
 from stretto.view.explain_html import explanation_page
 from stretto.view.explain_terminal import token_rows
@@ -228,27 +229,26 @@ def test_texts_without_labels_fill_the_table_and_occurrences_can_be_asked(tmp_pa
 
 
 def test_a_killed_training_keeps_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished: list[str] = []
-    learn, finish = DepthReconstruction.learn, DepthReconstruction.finish
+    filled: list[int] = []
+    fill, run = DepthReconstruction.fill_table, run_stage
 
-    def die(self: Any, stage: Any, batch: Any) -> Any:
-        if stage.name == "depths":
+    def count(self: Any, *others: Any) -> None:
+        fill(self, *others)
+        filled.append(len(self.table))
+
+    def die_in_the_last(model: Any, stage: Any, *others: Any) -> None:
+        if stage.dials:
             raise KeyboardInterrupt
-        return learn(self, stage, batch)
+        run(model, stage, *others)
 
-    def count(self: Any, stage: Any, *others: Any) -> None:
-        finished.append(stage.name)
-        finish(self, stage, *others)
-
-    monkeypatch.setattr(DepthReconstruction, "finish", count)
-    monkeypatch.setattr(DepthReconstruction, "learn", die)
+    monkeypatch.setattr(DepthReconstruction, "fill_table", count)
+    monkeypatch.setattr("stretto.training.run.run_stage", die_in_the_last)
     data = tiny_reviews(16), tiny_reviews(8), tmp_path / "model"
     with pytest.raises(KeyboardInterrupt):
         train(untrained("depth_reconstruction"), *data, skip=["backbone"], **QUICK)
-    monkeypatch.setattr(DepthReconstruction, "learn", learn)
+    monkeypatch.setattr("stretto.training.run.run_stage", run)
     model = train(untrained("depth_reconstruction"), *data, skip=["backbone"], **QUICK)
-    assert finished == ["reconstruction", "depths"]  # the masked language model was trained once
-    assert len(model.method.table) > 20
+    assert filled == [len(model.method.table)] and filled[0] > 20  # the masked language model was trained once
     assert not any(name.startswith("estimator") for name in model.method.state_dict())
 
 
@@ -288,7 +288,7 @@ def test_some_texts_run_in_full_while_training() -> None:
     inputs = random_inputs([4] * 64)
     torch.manual_seed(0)
     batch = TrainingBatch(inputs, torch.zeros(64, dtype=torch.long), run_at, 0, 0.0, model.reference)
-    model.method.learn(model.method.stages()[-1], batch).backward()
+    model.method.stages()[-1].objective(batch).backward()
     assert set(dials[0].tolist()) == {0.0, 1.0} and 16 < int(dials[0].sum()) < 48
     assert model.method.pooled_head.classifier.weight.grad.any()
     assert model.encoder.classifier.weight.grad.any()

@@ -101,8 +101,8 @@ def training_batch(method: AdapLeR, engine: ReferenceEngine, epoch: float = 0.0)
     notes = {"saliency": saliency(engine, method.task, plain, labels)}
     inputs = Inputs(plain.input_ids, plain.attention_mask, plain.token_type_ids, notes=notes)
 
-    def run(dial: float, skip: tuple[int, ...] = ()) -> Any:
-        return engine.run(inputs, method, dial, skip=skip)
+    def run(dial: float, skip: tuple[int, ...] = (), context: Any = None) -> Any:
+        return engine.run(inputs, method, dial, skip=skip, context=context)
 
     return TrainingBatch(inputs, labels, run, 0, epoch, engine)
 
@@ -112,14 +112,11 @@ def stage_of(method: AdapLeR) -> Any:
 
 
 def threshold_objective(method: AdapLeR, batch: TrainingBatch, eta: Tensor, dummy: Tensor) -> float:
-    """CE + φ Σ_l Σ_i exp(m), written down apart from `learn`."""
+    """CE + φ Σ_l Σ_i exp(m), written down apart from the method's."""
+    fading = Fading(steepness(0, 5), eta, dummy)
     with torch.no_grad():
-        method.fading = Fading(steepness(0, 5), eta, dummy)
-        try:
-            logits = batch.run(0.0).logits
-            tokens = sum(float(layer.mean()) for layer in method.fading.tokens)
-        finally:
-            method.fading = None
+        logits = batch.run(0.0, context=fading).logits
+    tokens = sum(float(layer.mean()) for layer in fading.tokens)
     return float(method.task.loss(logits, batch.labels).mean()) + method.config.phi * tokens
 
 
@@ -132,7 +129,7 @@ def test_gradients_of_eta_and_theta_are_numeric_derivatives(layer: int) -> None:
         with torch.no_grad():
             method.theta.fill_(2.0)
         batch = training_batch(method, engine)
-        method.learn(stage_of(method), batch).backward()
+        stage_of(method).objective(batch).backward()
         assert method.eta.grad is not None
         assert method.theta.grad is not None
         eta, ones, step = method.eta.detach(), torch.ones_like(method.eta.detach()), 1e-6
@@ -159,7 +156,7 @@ def test_weights_do_not_follow_the_number_of_tokens() -> None:
     for gamma, phi in ((0.1, 0.0), (0.1, 10.0), (5.0, 0.0)):
         method, engine = method_on(AdapLeRConfig(eta=0.8, gamma=gamma, phi=phi))
         engine.backbone.model.zero_grad()
-        method.learn(stage_of(method), training_batch(method, engine)).backward()
+        stage_of(method).objective(training_batch(method, engine)).backward()
         encoder = next(iter(engine.backbone.encoder.parameters()))
         assert encoder.grad is not None
         named = {name: p.grad.clone() for name, p in method.named_parameters() if p.grad is not None}
@@ -180,9 +177,7 @@ def test_hard_fading_equals_dropping() -> None:
             parameter.normal_(std=0.5)
     batch = training_batch(method, engine)
     with torch.no_grad():
-        method.fading = Fading(1e9, method.eta.detach(), torch.ones_like(method.eta))
-        soft = batch.run(0.0).logits
-        method.fading = None
+        soft = batch.run(0.0, context=Fading(1e9, method.eta.detach(), torch.ones_like(method.eta))).logits
     hard = PackedEngine(engine.backbone).run(random_inputs(LENGTHS), method, 1.0)
     torch.testing.assert_close(soft, hard.logits, atol=1e-4, rtol=1e-4)
     assert int(hard.trace.n_ffn[:, -1].sum()) < sum(LENGTHS)  # tokens did leave
@@ -193,7 +188,7 @@ def test_thresholds_stay_in_their_range() -> None:
     with torch.no_grad():
         method.eta.copy_(torch.tensor([-1.0, 0.5, 2.0, 1.0]))
         method.theta.fill_(-3.0)
-    method.after_step(stage_of(method))
+    stage_of(method).after_step()
     assert method.eta.tolist() == pytest.approx([0.01, 0.5, 1.0, 1.0])
     assert (method.theta > 0).all()
 

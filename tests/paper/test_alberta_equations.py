@@ -128,8 +128,8 @@ def training_batch(model: Any) -> tuple[TrainingBatch, list[Output]]:
     """A batch as the learner gives it to a method, and what every run of it gives."""
     inputs, seen = random_inputs(LENGTHS), []
 
-    def run(dial: float) -> Any:
-        output = model.reference.run(inputs, model.method, dial)
+    def run(dial: float, context: Any = None) -> Any:
+        output = model.reference.run(inputs, model.method, dial, context=context)
         seen.append(output)
         return output
 
@@ -141,7 +141,7 @@ def test_serving_with_gamma_zero_is_the_training_path() -> None:
     model = tiny_model("alberta", exit_share=0.0)
     nn.init.normal_(model.method.predictor.out.weight, std=2.0)  # gates that differ
     batch, seen = training_batch(model)
-    model.method.learn(model.method.stages()[1], batch)
+    model.method.stages()[1].objective(batch)
     (trained,) = seen
     served = model.run(batch.inputs, GATED)
     torch.testing.assert_close(served.logits, trained.logits, atol=1e-5, rtol=1e-5)
@@ -152,10 +152,10 @@ def test_serving_with_gamma_zero_is_the_training_path() -> None:
 def test_the_loss_is_the_tasks_and_the_penalty_on_the_sum_of_gates() -> None:
     free, penalised = (model_with_fixed_gates(depth_penalty=penalty, exit_share=0.0) for penalty in (0.0, 0.5))
     (batch, seen), (same, _) = training_batch(free), training_batch(penalised)
-    loss = free.method.learn(free.method.stages()[1], batch)
+    loss = free.method.stages()[1].objective(batch)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(seen[0].logits, batch.labels))
     mean_sum = (2.375 + 2.25 + 1.375) / 3
-    added = penalised.method.learn(penalised.method.stages()[1], same) - loss
+    added = penalised.method.stages()[1].objective(same) - loss
     assert float(added.detach()) == pytest.approx(0.5 * mean_sum, rel=1e-4)
 
 
@@ -172,7 +172,7 @@ def test_training_texts_leave_after_the_layer_drawn_for_them(monkeypatch: pytest
     model = tiny_model("alberta")
     monkeypatch.setattr(model.method, "draw_last_layers", lambda texts, device: torch.tensor([4, 1, 3]))
     batch, seen = training_batch(model)
-    model.method.learn(model.method.stages()[1], batch)
+    model.method.stages()[1].objective(batch)
     assert seen[0].trace.depth.tolist() == [4, 1, 3]
     assert model.run(batch.inputs, GATED).trace.depth.tolist() == [4, 4, 4]  # serving goes by the gates alone
 
@@ -180,7 +180,7 @@ def test_training_texts_leave_after_the_layer_drawn_for_them(monkeypatch: pytest
 def test_the_task_alone_teaches_the_predictor() -> None:
     model = tiny_model("alberta", depth_penalty=0.0, exit_share=0.0)
     batch, _ = training_batch(model)
-    model.method.learn(model.method.stages()[1], batch).backward()
+    model.method.stages()[1].objective(batch).backward()
     for parameter in model.method.predictor.parameters():
         assert parameter.grad is not None
         assert bool(parameter.grad.any())

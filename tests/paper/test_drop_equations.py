@@ -19,6 +19,7 @@ from stretto.errors import StrettoError
 from stretto.methods import METHODS, Method, Shape, TrainingBatch
 from stretto.methods.constant_ratio import chance
 from stretto.methods.length_adaptive import (
+    FixedLengths,
     constant_ratio_lengths,
     dropped_lengths,
     nominal_cost,
@@ -159,11 +160,12 @@ def test_power_bert_weighs_tokens_only_while_it_searches() -> None:
     search, retrain = method.stages()[1:]
     seen: list[Any] = []
 
-    def run(dial: float) -> Tensor:
-        seen.append((dial, method.decide(ragged_state([0.0, 0.3, 0.1, 0.5, 0.2, 0.4], dial=dial, layer=2))))
+    def run(dial: float, context: Any = None) -> Tensor:
+        state = ragged_state([0.0, 0.3, 0.1, 0.5, 0.2, 0.4], dial=dial, layer=2, context=context)
+        seen.append((dial, method.decide(state)))
         return log(0.25, 0.75)
 
-    loss = method.learn(search, training_batch(run, [1]))
+    loss = search.objective(training_batch(run, [1]))
     # 1/3 · 2.8 + 2/3 · 1.75 + 3/3 · 4 = 6.1
     assert loss.item() == pytest.approx(-math.log(0.75) + 0.1 * 6.1)
     dial, decision = seen.pop()
@@ -173,7 +175,7 @@ def test_power_bert_weighs_tokens_only_while_it_searches() -> None:
     loss.backward()
     assert method.weights.grad[:, 1:].tolist() == pytest.approx(torch.tensor([[0.1 / 3] * 3, [0.2 / 3] * 3, [0.1] * 3]))
 
-    loss = method.learn(retrain, training_batch(run, [1]))
+    loss = retrain.objective(training_batch(run, [1]))
     assert loss.item() == pytest.approx(-math.log(0.75))
     dial, decision = seen.pop()
     assert dial == 1.0
@@ -188,9 +190,8 @@ def test_power_bert_clips_its_weights_after_a_step_of_the_search() -> None:
     assert search.best_by == "last"
     with torch.no_grad():
         method.weights[0] = torch.tensor([1.0, 1.3, 0.5, -0.2])
-    method.after_step(retrain)
-    assert method.weights[0].tolist() == pytest.approx([1.0, 1.3, 0.5, -0.2])
-    method.after_step(search)
+    assert retrain.after_step is None
+    search.after_step()
     assert method.weights[0].tolist() == [1.0, 1.0, 0.5, 0.0]
     with pytest.raises(StrettoError, match="at least 2, got 1"):
         build("power_bert", max_tokens=1)
@@ -200,9 +201,9 @@ def test_power_bert_starts_without_the_places_no_text_has() -> None:
     method = build("power_bert", max_tokens=6)
     batches = [(random_inputs([3, 2]), torch.tensor([0, 1])), (random_inputs([4]), torch.tensor([0]))]
     search, retrain = method.stages()[1:]
-    assert method.prepare(retrain, None, iter(batches)) == {}
+    assert retrain.prepare is None
     assert method.weights.sum() == 18
-    assert method.prepare(search, None, iter(batches)) == {}
+    assert search.prepare(None, iter(batches)) == {}
     assert method.weights.tolist() == [[1.0, 1.0, 1.0, 1.0, 0.0, 0.0]] * 3
 
 
@@ -233,8 +234,8 @@ def test_a_skipped_layer_drops_nothing() -> None:
 
 def test_a_step_with_skipped_layers_shortens_by_those_that_run() -> None:
     method, backbone = build("length_adaptive", length_drop=0.2), tiny_backbone("bert")
-    with method.fixed_lengths(dropped_lengths(torch.full((4,), 0.2, dtype=torch.float64), (1, 3))):
-        trace = ReferenceEngine(backbone).run(random_inputs([30]), method, 1.0, skip=(1, 3)).trace
+    lengths = FixedLengths(dropped_lengths(torch.full((4,), 0.2, dtype=torch.float64), (1, 3)))
+    trace = ReferenceEngine(backbone).run(random_inputs([30]), method, 1.0, skip=(1, 3), context=lengths).trace
     assert trace.n_ffn.tolist() == [[0, 24, 0, 20]]  # ceil(0.8 · 30), ceil(0.64 · 30)
 
 
@@ -252,21 +253,21 @@ def test_the_sandwich_of_full_smallest_and_random_models() -> None:
     full, student = log(0.5, 0.5).requires_grad_(), log(0.25, 0.75)
     ran: list[tuple[Any, ...]] = []
 
-    def run(dial: float, skip: tuple[int, ...] = ()) -> Tensor:
-        ran.append((dial, method._fixed, skip))
+    def run(dial: float, skip: tuple[int, ...] = (), context: Any = None) -> Tensor:
+        ran.append((dial, context, skip))
         return student if ran[1:] else full
 
-    loss = method.learn(method.stages()[-1], training_batch(run, [1]))
+    loss = method.stages()[-1].objective(training_batch(run, [1]))
     kl = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)  # of the full model to a sub-model
     assert loss.item() == pytest.approx((math.log(2) + 3 * kl) / 4)
-    dials, lengths, skips = zip(*ran, strict=True)
+    dials, contexts, skips = zip(*ran, strict=True)
     assert dials == (1.0,) * 4
     assert [len(skipped) for skipped in skips] == [0, 2, 2, 2]  # the teacher runs whole
-    assert lengths[0] is None
+    assert contexts[0] is None
+    lengths = [context.fractions for context in contexts[1:]]
     (ran_alone,) = {1, 2, 3} - set(skips[1])  # the only layer of the smallest model
-    assert lengths[1].tolist() == pytest.approx([0.8 if layer >= ran_alone else 1.0 for layer in (1, 2, 3)])
-    assert all(0.8 <= sample[-1] <= 1 for sample in lengths[2:])
-    assert method._fixed is None
+    assert lengths[0].tolist() == pytest.approx([0.8 if layer >= ran_alone else 1.0 for layer in (1, 2, 3)])
+    assert all(0.8 <= sample[-1] <= 1 for sample in lengths[1:])
     loss.backward()  # the teacher learns from the labels alone: (p - y) / 4
     assert full.grad is not None
     assert full.grad.flatten().tolist() == pytest.approx([0.125, -0.125])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stretto.errors import StrettoError
-from stretto.methods import METHODS, Pass, Shape, Stage
+from stretto.methods import METHODS, Pass, Shape
 from stretto.methods.branchynet import quantile_factors, weighted_loss
 from stretto.methods.deebert import entropy
 from stretto.methods.halting import depth_at_quantile, oracle_depth
@@ -40,7 +40,7 @@ def state(layer: int, logits: list[list[float]], dial: float, notes: dict | None
 
 def forward(*logits: list[list[float]], step: int = 0) -> Pass:
     stacked = torch.tensor(logits)
-    return Pass((1, 2), stacked, torch.zeros(2, stacked.shape[1], 4), step)
+    return Pass((1, 2), stacked, torch.zeros(2, stacked.shape[1], 4), torch.tensor([1]), step)
 
 
 def test_entropy() -> None:
@@ -61,16 +61,14 @@ def test_deebert_leaves_below_the_threshold_only() -> None:
 
 def test_deebert_sums_the_ramps_and_leaves_the_final_head_alone() -> None:
     method = METHODS["deebert"](METHODS["deebert"].Config(), SHAPE, TASK)
-    stage = Stage("exits", 1, 0.0, layers=(1, 2))
     ramp_1, ramp_2, final = log(0.5, 0.5).tolist(), log(0.25, 0.75).tolist(), log(0.1, 0.9).tolist()
-    loss = method.loss(stage, forward([ramp_1], [ramp_2], [final]), torch.tensor([1]))
+    loss = method.stages()[1].objective(forward([ramp_1], [ramp_2], [final]))
     assert loss == pytest.approx(-math.log(0.5) - math.log(0.75))
 
 
 def test_joint_losses_weigh_the_exits() -> None:
     logits = forward([log(0.5, 0.5).tolist()], [log(0.25, 0.75).tolist()], [log(0.1, 0.9).tolist()])
     l1, l2, l3 = -math.log(0.5), -math.log(0.75), -math.log(0.9)
-    stage = Stage("joint", 1, 1e-5, layers=(1, 2))
     expected = {
         "branchynet": (l1 + l2 + l3) / 3,
         "shallow_deep": (1 * l1 + 2 * l2 + 3 * l3) / 6,
@@ -78,7 +76,7 @@ def test_joint_losses_weigh_the_exits() -> None:
     }
     for name, value in expected.items():
         method = METHODS[name](METHODS[name].Config(), SHAPE, TASK)
-        assert method.loss(stage, logits, torch.tensor([1])) == pytest.approx(value), name
+        assert method.stages()[-1].objective(logits) == pytest.approx(value), name
     assert weighted_loss(torch.tensor([1.0, 4.0]), torch.tensor([3.0, 1.0])) == pytest.approx(7 / 4)
 
 
@@ -156,12 +154,12 @@ def test_lte_targets_and_alternation() -> None:
     with torch.no_grad():
         method.predictor.weight.zero_()
         method.predictor.bias.zero_()  # u = 0.5 everywhere
-    stage = Stage("joint", 1, 1e-5, layers=(1, 2))
+    joint = method.stages()[-1]
     exits = ([log(0.75, 0.25).tolist()], [log(0.25, 0.75).tolist()], [log(0.1, 0.9).tolist()])  # wrong, right, final
     predictor = ((0.5 - 1) ** 2 + (0.5 - 0) ** 2) / 2
     l1, l2, l3 = -math.log(0.25), -math.log(0.75), -math.log(0.9)
-    even = method.loss(stage, forward(*exits, step=0), torch.tensor([1]))
-    odd = method.loss(stage, forward(*exits, step=1), torch.tensor([1]))
+    even = joint.objective(forward(*exits, step=0))
+    odd = joint.objective(forward(*exits, step=1))
     assert even.item() == pytest.approx(l3 + predictor)
     assert odd.item() == pytest.approx((l1 + l2 + l3) / 3 + predictor)
 
@@ -196,8 +194,8 @@ def test_static_depth_offers_what_was_trained() -> None:
     assert method.decide(state(1, [[0.0, 0.0]], 2.0)) is None
     assert method.decide(state(2, [[0.0, 0.0]], 2.0)).exit.tolist() == [True]
     assert method.decide(state(2, [[0.0, 0.0]], 3.0)).exit.tolist() == [False]
-    stage = method.stages()[-1]
-    loss = method.loss(stage, Pass((2,), log(0.25, 0.75).view(1, 1, 2), torch.zeros(1, 1, 4), 0), torch.tensor([1]))
+    only = Pass((2,), log(0.25, 0.75).view(1, 1, 2), torch.zeros(1, 1, 4), torch.tensor([1]))
+    loss = method.stages()[-1].objective(only)
     assert loss == pytest.approx(-math.log(0.75))
     with pytest.raises(StrettoError, match="between 1 and 2"):
         METHODS["static_depth"](METHODS["static_depth"].Config(depth=3), SHAPE, TASK)

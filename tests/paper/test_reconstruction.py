@@ -237,7 +237,7 @@ def test_halting_learns_from_both_terms() -> None:
     _, anytime, halting = model.method.stages()
     for stage, trained in ((anytime, "pooled_head.classifier.weight"), (halting, "predictor.weight")):
         model.zero_grad()
-        model.method.learn(stage, batch).backward()
+        stage.objective(batch).backward()
         gradients = dict(model.method.named_parameters())
         assert gradients[trained].grad is not None and bool(gradients[trained].grad.any())
         assert model.backbone.modules(0).query.weight.grad is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,17 +41,17 @@ class Noting(Method):
     surplus: ClassVar[int] = 0
 
     def stages(self) -> list[Stage]:
-        return [Stage("noted", 2, 1e-3, decides=True, dials=(0.0,))]
+        return [Stage("noted", 2, 1e-3, decides=True, dials=(0.0,), objective=self.learn, prepare=self.note)]
 
-    def prepare(self, stage: Stage, engine: Any, batches: Iterator[tuple[Inputs, Tensor]]) -> dict[str, list[Tensor]]:
-        self.prepared.append(stage.name)
+    def note(self, engine: Any, batches: Iterator[tuple[Inputs, Tensor]]) -> dict[str, list[Tensor]]:
+        self.prepared.append("noted")
         assert not self.training
         lengths = [int(n) for inputs, labels in batches for n in inputs.attention_mask.sum(dim=1)]
         number = [torch.full((n + self.surplus,), float(i)) for i, n in enumerate(lengths, start=1)]
         place = [torch.arange(n) for n in lengths]
         return {"number": number, "place": place}
 
-    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
+    def learn(self, batch: TrainingBatch) -> Tensor:
         inputs = batch.inputs
         assert set(inputs.notes) == {"number", "place"}
         assert torch.equal(inputs.notes["place"] * inputs.attention_mask, inputs.positions * inputs.attention_mask)
@@ -62,7 +63,7 @@ class Noting(Method):
             self.seen.append((tuple(ids[mask].tolist()), int(example)))
         if batch.step == self.die_at:
             raise Killed
-        return super().learn(stage, batch)
+        return self.loss_at(0.0)(batch)
 
 
 @pytest.fixture(autouse=True)
@@ -125,8 +126,10 @@ def test_notes_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_a_method_without_notes_leaves_the_examples_alone(tmp_path: Path) -> None:
     model = noting_model()
     examples = EncodedDataset([{"input_ids": [2, 5, 3], "attention_mask": [1, 1, 1]}], [1])
-    model.method.prepare = lambda *_: {}  # type: ignore[method-assign]
-    assert with_notes(model, model.method.stages()[0], examples, tmp_path, False) is examples
+    (stage,) = model.method.stages()
+    for prepare in (None, lambda *_: {}):
+        unnoted = dataclasses.replace(stage, prepare=prepare)
+        assert with_notes(model, unnoted, examples, tmp_path, False) is examples
     assert not list(tmp_path.iterdir())
 
 

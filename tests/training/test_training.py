@@ -195,6 +195,14 @@ def test_the_same_plan_in_other_words_is_the_same(tmp_path: Path, monkeypatch: p
             train(learner(), data, data, tmp_path / "out", attention_dropout=nothing, **QUICK)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_the_plan_of_a_stage_can_be_written_and_is_the_same_for_the_same_settings(name: str) -> None:
+    plans = [[stage.plan() for stage in tiny_model(name).method.stages()] for _ in range(2)]
+    assert json.dumps(plans[0]) == json.dumps(plans[1])  # callables, which differ, are no part of it
+    assert all({"name", "epochs", "learning_rate", "layers", "dials"} <= set(plan) for plan in plans[0])
+    assert tiny_model(name).method.stages() == tiny_model(name).method.stages()
+
+
 @pytest.mark.parametrize(("dropout", "kernel"), [(0.1, "eager"), (0.0, "sdpa")])
 def test_attention_with_dropout_is_unfused_while_training_and_as_before_afterwards(
     dropout: float, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,7 +34,7 @@ from stretto.budget.sweep import OperatingPoint, cheapest_within, sweep
 from stretto.data import Dataset, by_length, sample
 from stretto.data.tokenise import Encoded
 from stretto.errors import StrettoError
-from stretto.methods.length_adaptive import LengthAdaptive
+from stretto.methods.length_adaptive import FixedLengths, LengthAdaptive
 from stretto.saving.folder import check_place
 from stretto.saving.journal import Journal, dataset_digest, weights_digest
 
@@ -242,9 +242,10 @@ class Prepared:
 
 def measure_lengths(model: AdaptiveModel, ready: Prepared, lengths: Lengths) -> OperatingPoint:
     """What a configuration gives, run and measured; its cost becomes its dial."""
-    off = [model.method.dial.off]
-    with searchable(model).fixed_lengths(torch.tensor(lengths, dtype=torch.float64)):
-        (point,) = sweep(model, ready.data, off, batch_size=ready.batch_size, progress=False, encoded=ready.encoded)
+    (point,) = sweep(
+        model, ready.data, [model.method.dial.off], batch_size=ready.batch_size, progress=False,
+        encoded=ready.encoded, context=FixedLengths(torch.tensor(lengths, dtype=torch.float64)),
+    )  # fmt: skip
     return dataclasses.replace(point, dial=point.cost)
 
 

@@ -80,10 +80,12 @@ def sweep(
     batch_size: int = 32,
     progress: bool = True,
     encoded: Encoded | None = None,
+    context: Any = None,
 ) -> list[OperatingPoint]:
     """Measure each dial (default: the method's own sweep) on labelled data.
 
-    Who sweeps the same data again and again may pass what `model.encode(data.texts)` gave."""
+    Who sweeps the same data again and again may pass what `model.encode(data.texts)` gave. `context` goes with every
+    pass (`State.context`)."""
     if data.labels is None:
         raise StrettoError("Expected labelled data to evaluate on, got none. Name the label column.")
     dials = model.method.dial.sweep if dials is None else dials
@@ -91,7 +93,8 @@ def sweep(
         model.method.dial.check(dial)
     encoded = model.encode(data.texts) if encoded is None else encoded
     points = []
-    for dial, (logits, trace) in zip(dials, _runs(model, encoded.features, dials, batch_size, progress), strict=True):
+    runs = _runs(model, encoded.features, dials, batch_size, progress, context)
+    for dial, (logits, trace) in zip(dials, runs, strict=True):
         metrics = model.task.scores(logits, encoded, data.labels)
         cost = Cost.of(trace, model.backbone)
         points.append(OperatingPoint(dial, metrics[model.task.main_metric], cost.total, cost.mean_depth, metrics))
@@ -99,7 +102,12 @@ def sweep(
 
 
 def run_features(
-    model: AdaptiveModel, features: Sequence[Feature], dial: float | Tensor, batch_size: int, progress: str = ""
+    model: AdaptiveModel,
+    features: Sequence[Feature],
+    dial: float | Tensor,
+    batch_size: int,
+    progress: str = "",
+    context: Any = None,
 ) -> tuple[Logits, Trace]:
     """Logits and trace of all features, in order. `dial` may be one per feature ([n])."""
     logits: list[Tensor] = []
@@ -108,7 +116,7 @@ def run_features(
     for inputs in windows(features, model.tokenizer.pad_token_id, batch_size, progress):
         count = len(inputs.input_ids)
         here = dial[done : done + count] if isinstance(dial, Tensor) and dial.dim() else dial
-        output = model.run(inputs, here, batch_size=batch_size)
+        output = model.run(inputs, here, batch_size=batch_size, context=context)
         done += count
         traces.append(output.trace)
         if output.logits.dim() == 2:
@@ -121,12 +129,17 @@ def run_features(
 
 
 def _runs(
-    model: AdaptiveModel, features: Sequence[Feature], dials: Sequence[float], batch_size: int, progress: bool
+    model: AdaptiveModel,
+    features: Sequence[Feature],
+    dials: Sequence[float],
+    batch_size: int,
+    progress: bool,
+    context: Any,
 ) -> Iterator[tuple[Logits, Trace]]:
     """Logits and trace for each dial: replayed from one pass where the method only exits."""
     engine, method = model.packed, model.method
     only_exits = method.exits is not None and method.points == {"after"}
-    if only_exits and len(dials) > 1:
+    if only_exits and len(dials) > 1 and context is None:
         assert method.exits is not None
         pad = model.tokenizer.pad_token_id
         recording = record(engine, method.exits, batches(features, pad, batch_size, "reading" if progress else ""))
@@ -135,7 +148,8 @@ def _runs(
             yield output.logits, output.trace
         return
     for dial in dials:
-        yield run_features(model, features, dial, batch_size, f"{method.dial.name} {dial:g}" if progress else "")
+        shown = f"{method.dial.name} {dial:g}" if progress else ""
+        yield run_features(model, features, dial, batch_size, shown, context)
 
 
 def within_budget(points: Sequence[OperatingPoint], budget: float) -> OperatingPoint | None:

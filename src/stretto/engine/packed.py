@@ -8,7 +8,7 @@ that oneDNN meets few shapes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,12 +90,13 @@ class PackedEngine:
     @torch.inference_mode()
     def run(
         self, inputs: Inputs, method: Method, dial: float | Tensor, *,
-        batch_size: int | None = None, keep_hidden: bool = False,
+        batch_size: int | None = None, keep_hidden: bool = False, context: Any = None,
     ) -> Output:  # fmt: skip
         """Logits and trace of all sequences. `batch_size` of them (default: all) are computed at once; where they are
-        short, or little is left of them, those of several batches (see `parts`)."""
+        short, or little is left of them, those of several batches (see `parts`). `context` reaches the method as
+        `State.context`."""
         lengths = inputs.attention_mask.sum(dim=1)
-        states = [first_state(inputs, dial, which) for which in cut(lengths, batch_size)]
+        states = [first_state(inputs, dial, which, context) for which in cut(lengths, batch_size)]
         most_rows = max(TALL, *(state.n_rows for state in states))
         run = Run(self.backbone, method, inputs, states[0], exits=self._exits_of(method), keep_hidden=keep_hidden)
         bias_table = self.backbone.position_bias(int(lengths.max()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -121,10 +121,13 @@ class ReferenceEngine:
 
     def run(
         self, inputs: Inputs, method: Method, dial: float | Tensor, *,
-        keep_hidden: bool = False, skip: Collection[int] = (),
+        keep_hidden: bool = False, skip: Collection[int] = (), context: Any = None,
     ) -> Output:  # fmt: skip
-        """What the packed engine computes, differentiably. Layers in `skip` (from 1) are left out for all sequences."""
-        run = Run(self.backbone, method, inputs, first_state(inputs, dial), keep_hidden=keep_hidden, soft=True)
+        """What the packed engine computes, differentiably. Layers in `skip` (from 1) are left out for all sequences.
+
+        `context` reaches the method as `State.context`."""
+        state = first_state(inputs, dial, context=context)
+        run = Run(self.backbone, method, inputs, state, keep_hidden=keep_hidden, soft=True)
         table = PaddedTable(self.embed(inputs), inputs, run.state)
         for layer in range(1, self.backbone.n_layers + 1):
             if layer not in skip:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NOTHING = Decision()
 
 
-def first_state(inputs: Inputs, dial: float | Tensor, order: Tensor | None = None) -> State:
+def first_state(inputs: Inputs, dial: float | Tensor, order: Tensor | None = None, context: Any = None) -> State:
     """All tokens live. `order` says which sequences there are (default: all of them), as they stand."""
     mask = inputs.attention_mask.bool()
     ids = torch.arange(len(mask), device=mask.device) if order is None else order
@@ -49,6 +49,7 @@ def first_state(inputs: Inputs, dial: float | Tensor, order: Tensor | None = Non
         lengths=lengths[ids],
         spent=torch.zeros_like(ids),
         row_notes=row_notes,
+        context=context,
     )
 
 

@@ -11,8 +11,8 @@ Modarressi, Mohebbi, Pilehvar: *AdapLeR: Speeding up Inference by Adaptive Lengt
     δ_l = η_l / n_l; a token stays if S̃ >= δ_l or it is [CLS]             -> `AdapLeR.decide`
     m⁻(S) = (λ/δ)(S - δ) - β/λ below δ, (S - 1) β / ((1 - δ) λ) above     -> `soft_removal`
     Ŝ_l = normalise(θ_l S_cls, S_rest), S the saliency                    -> `amplified`
-    weights, CP: CE + γ Σ_l (L - l) KL(Ŝ_l ‖ S̃_l)                         -> `AdapLeR.learn`
-    η, θ: CE + φ Σ_l Σ_i exp(m_i^l); ∂/∂θ ≈ (1/θ) ∂/∂θ_d                  -> `AdapLeR.learn`
+    weights, CP: CE + γ Σ_l (L - l) KL(Ŝ_l ‖ S̃_l)                         -> `AdapLeR.adaptive_loss`
+    η, θ: CE + φ Σ_l Σ_i exp(m_i^l); ∂/∂θ ≈ (1/θ) ∂/∂θ_d                  -> `AdapLeR.adaptive_loss`
     λ per epoch                                                           -> `steepness`
 
 Differs from the paper: saliency comes from the best checkpoint of the fine-tuning, not from the average of three; one
@@ -27,22 +27,22 @@ Dial: a factor on the learned thresholds. 0 is the full model, 1 as trained; abo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from stretto.engine.reference import ReferenceEngine
-from stretto.methods.base import Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.base import Batches, Dial, Method, Notes, Shape, Stage, TrainingBatch
 from stretto.methods.saliency import saliency
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share, Size, Weight
-from stretto.state import Decision, Inputs, State
+from stretto.state import Decision, State
 from stretto.tasks import Task
 
 #: λ per epoch as published, by the number of epochs: (first, factor).
 PUBLISHED_STEEPNESS = {3: (50.0, 50.0), 5: (10.0, 10.0), 10: (10.0, 3.0)}
 STEEPEST = 1e5
+AS_TRAINED = 1.0  # the dial at which thresholds are the learned ones
 ETA_RANGE = (0.01, 1.0)
 THETA_LEAST = 0.01
 
@@ -119,7 +119,7 @@ def zero_with_gradient(parameter: Tensor, gradient: Tensor) -> Tensor:
 
 @dataclass
 class Fading:
-    """A training pass in which tokens fade: its settings, and what the losses need of each layer."""
+    """The context of a training pass in which tokens fade: its settings, and what the losses need of each layer."""
 
     steepness: float
     eta: Tensor
@@ -152,11 +152,10 @@ class AdapLeR(Method):
         )
         self.eta = nn.Parameter(torch.full((shape.n_layers,), config.eta))
         self.theta = nn.Parameter(torch.ones(shape.n_layers))
-        self.fading: Fading | None = None  # set while a training pass runs
 
     def decide(self, state: State) -> Decision | None:
-        if self.fading is not None:
-            return self.fade(state, self.fading)
+        if isinstance(state.context, Fading):
+            return self.fade(state, state.context)
         asked = state.dial > 0  # [B] who keeps all tokens needs no predictor, and pays none
         if not bool(asked.any()):
             return None
@@ -198,35 +197,30 @@ class AdapLeR(Method):
         config = self.config
         adaptive = Stage(
             "adaptive", config.adaptive_epochs, config.adaptive_learning_rate, config.predictor_learning_rate,
-            best_by="saving", decides=True, dials=(1.0,),
+            best_by="saving", decides=True, dials=(AS_TRAINED,),
             rates=(("eta", config.threshold_learning_rate), ("theta", config.threshold_learning_rate)),
+            objective=self.adaptive_loss, prepare=self.note_saliency, after_step=self.clip_thresholds,
         )  # fmt: skip
         retrain = Stage(
-            "retrain", config.retrain_epochs, config.retrain_learning_rate, decides=True, dials=adaptive.dials
+            "retrain", config.retrain_epochs, config.retrain_learning_rate, decides=True, dials=(AS_TRAINED,),
+            objective=self.loss_at(AS_TRAINED),
         )  # fmt: skip
         return [self.finetuning(), adaptive, *([retrain] if config.retrain_epochs else [])]
 
-    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> Notes:
+    def note_saliency(self, engine: ReferenceEngine, batches: Batches) -> Notes:
         """The saliency of every training token, from the fine-tuned model."""
-        if stage.name != "adaptive":
-            return {}
         found: list[Tensor] = []
         for inputs, labels in batches:
             salience, mask = saliency(engine, self.task, inputs, labels), inputs.attention_mask.bool()
             found += [row[kept] for row, kept in zip(salience, mask, strict=True)]
         return {"saliency": found}
 
-    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
-        if stage.name == "retrain":
-            return super().learn(stage, batch)
+    def adaptive_loss(self, batch: TrainingBatch) -> Tensor:
         config, n_layers = self.config, self.shape.n_layers
         eta = self.eta.detach().clone().requires_grad_()
         dummy = torch.ones_like(eta).requires_grad_()
-        fading = self.fading = Fading(steepness(batch.epoch, stage.epochs), eta, dummy)
-        try:
-            logits = batch.run(self.dial.off).logits
-        finally:
-            self.fading = None
+        fading = Fading(steepness(batch.epoch, config.adaptive_epochs), eta, dummy)
+        logits = batch.run(self.dial.off, context=fading).logits
         task_loss = self.task.loss(logits, batch.labels).mean()
         weight = torch.arange(n_layers, 0, -1, device=eta.device)  # L - l
         divergence = (weight * torch.stack(fading.divergence).mean(dim=1)).sum()
@@ -239,6 +233,6 @@ class AdapLeR(Method):
         return task_loss + config.gamma * divergence + hand_on
 
     @torch.no_grad()
-    def after_step(self, stage: Stage) -> None:
+    def clip_thresholds(self) -> None:
         self.eta.clamp_(*ETA_RANGE)
         self.theta.clamp_(min=THETA_LEAST)

@@ -12,7 +12,7 @@ Li, Li, Wang: *From Static to Dynamic: A Deeper, Faster, and Adaptive Language M
     RevPC: reverse, cumulate, reverse: p_i = Σ_{j>=i} probs_j, p_1 = 1  -> `revpc`
     H̃ = LN(H + p_i Attn(H)), H' = LN(H̃ + p_i FFN(H̃))                    -> `Decision.gate`, which the engines apply
     run adaptive layer i while p_i >= γ                                 -> `ALBERTa.decide`
-    L = task loss + μ mean(Σ_i p_i)                                     -> `ALBERTa.learn`
+    L = task loss + μ mean(Σ_i p_i)                                     -> `ALBERTa.gated_loss`
 
 Differs from the paper: wrapped around any encoder that was pretrained without gates. In post-LN layers the gate stands
 inside the norm, as above; the paper's are pre-LN, H + p_i Attn(LN(H)), and so are gated where the backbone's are. An
@@ -101,7 +101,7 @@ class StructurePredictor(nn.Module):
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a training pass does besides running at its dial."""
+    """The context of a training pass: what it does besides running at its dial."""
 
     last_layer: Tensor
     """[B] the layer after which each text leaves, whatever its gates are."""
@@ -138,10 +138,10 @@ class ALBERTa(Method):
         self.predictor = StructurePredictor(
             shape.d, config.predictor_size, n_adaptive, config.initial_gate, config.revpc
         )
-        self.lesson: Lesson | None = None  # of the training pass that is under way
 
     def decide(self, state: State) -> Decision | None:
         adaptive = state.layer - self.static_layers  # which of the adaptive layers this is, from 1
+        lesson = state.context if isinstance(state.context, Lesson) else None
         if state.point == "before":
             if adaptive < 1 or bool((state.dial < 0).all()):
                 return None
@@ -151,29 +151,26 @@ class ALBERTa(Method):
         if adaptive == 0:
             state.notes["gates"] = self.predictor(state.first_rows)
             state.spend(self.predictor.macs)
-            if self.lesson is not None:
-                self.lesson.gates.append(state.notes["gates"])
+            if lesson is not None:
+                lesson.gates.append(state.notes["gates"])
         following = state.notes["gates"][:, adaptive]  # of the next layer
         exit = following < state.dial.to(following)
-        if self.lesson is not None:
-            exit = exit | (self.lesson.last_layer[state.ids] <= state.layer)
+        if lesson is not None:
+            exit = exit | (lesson.last_layer[state.ids] <= state.layer)
         return Decision(exit=exit)
 
     def stages(self) -> list[Stage]:
         config = self.config
         gates = Stage(
             "gates", config.gate_epochs, config.gate_learning_rate, config.predictor_learning_rate,
-            decides=True, dials=(GATED,),
+            decides=True, dials=(GATED,), objective=self.gated_loss,
         )  # fmt: skip
         return [self.finetuning(), gates] if config.num_train_epochs else [gates]
 
-    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
-        self.lesson = Lesson(self.draw_last_layers(len(batch.labels), batch.labels.device), [])
-        try:
-            logits = batch.run(GATED).logits
-            (gates,) = self.lesson.gates
-        finally:
-            self.lesson = None
+    def gated_loss(self, batch: TrainingBatch) -> Tensor:
+        lesson = Lesson(self.draw_last_layers(len(batch.labels), batch.labels.device), [])
+        logits = batch.run(GATED, context=lesson).logits
+        (gates,) = lesson.gates
         return self.task.loss(logits, batch.labels).mean() + self.config.depth_penalty * gates.sum(dim=1).mean()
 
     def draw_last_layers(self, texts: int, device: torch.device) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Notes on training tokens by name: for each example a tensor with one entry per token.
 Notes = dict[str, list[Tensor]]
+#: The training examples in order, with their labels; may be gone through several times.
+Batches = Iterable[tuple[Inputs, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Stage:
-    """One training run of several that follow each other."""
+    """One training run of several that follow each other: its plan, and what the method does in it."""
 
     name: str
     epochs: float
@@ -84,7 +86,7 @@ class Stage:
     """Which checkpoint is kept: best mean dev score of all answers read, best dev loss, cheapest on dev within
     `SAVING_LOSS` points of the score before the stage, or simply the last."""
     decides: bool = False
-    """Whether the method's verbs act while it learns: `Method.learn` then takes the place of `Method.loss`."""
+    """Whether the method's verbs act while it learns: the objective then gets a `TrainingBatch`, not a `Pass`."""
     dials: tuple[float, ...] = ()
     """Dials at which the dev data are scored, if the stage reads no exits; none means off."""
     rates: tuple[tuple[str, float], ...] = ()
@@ -92,10 +94,25 @@ class Stage:
     unlabelled: str = ""
     """A file of texts without labels that the stage learns from in the place of the training data."""
 
+    # what is called, and takes no part in comparing plans
+    objective: Callable[[Any], Tensor] = field(kw_only=True, compare=False, repr=False)
+    """From a `Pass` (of a stage that `decides`: a `TrainingBatch`) to the scalar that the stage minimises."""
+    prepare: Callable[[ReferenceEngine, Batches], Notes] | None = field(default=None, compare=False, repr=False)
+    """Before the stage, in eval mode: what the method wants to know of each training token, as `Inputs.notes` while it
+    learns; one list entry [n tokens] per example."""
+    finish: Callable[[ReferenceEngine, Batches], None] | None = field(default=None, compare=False, repr=False)
+    """After the stage, in eval mode: what the method makes of what it has learned."""
+    after_step: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    """After each optimizer step: put parameters back into their range."""
+
+    def plan(self) -> dict[str, Any]:
+        """All that a resumed run must have in common with this one; the callables follow from the method."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+
 
 @dataclass(frozen=True)
 class Pass:
-    """What a training step gives a method's loss. E is the number of exits read, the final head is last."""
+    """What a step of a stage gives its objective. E is the number of exits read, the final head is last."""
 
     layers: tuple[int, ...]
     """The exits read, as in `Stage.layers`."""
@@ -103,18 +120,20 @@ class Pass:
     """[E + 1, B, C] answers, the final head's last (if the stage reads it)."""
     pooled: Tensor
     """[E, B, d] what each exit read."""
-    step: int
+    labels: Tensor
+    step: int = 0
     """Optimizer steps taken in this stage."""
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """What a training step of a stage that decides gives a method: a batch, and ways to run it."""
+    """What a step of a stage that decides gives its objective: a batch, and ways to run it."""
 
     inputs: Inputs
     labels: Tensor
     run: Callable[..., Output]
-    """run(dial, skip=()) runs the batch on the reference engine, with gradients, leaving out the layers in `skip`."""
+    """run(dial, skip=(), context=None) runs the batch on the reference engine, with gradients, leaving out the layers
+    in `skip`; `context` reaches the method as `State.context`."""
     step: int
     """Optimizer steps taken in this stage."""
     epoch: float
@@ -168,33 +187,26 @@ class Method(nn.Module):
         return [self.finetuning()]
 
     def finetuning(self) -> Stage:
-        return Stage("backbone", self.config.num_train_epochs, self.config.learning_rate)
+        config = self.config
+        return Stage("backbone", config.num_train_epochs, config.learning_rate, objective=self.final_loss)
 
-    def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
-        """The scalar a stage minimises; here the final head's own loss, as in ordinary fine-tuning."""
-        return self.losses(forward, labels)[-1]
+    # ---- objectives that stages share
 
-    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
-        """The scalar that a stage with `decides` minimises; here the task's loss with the dial as in `stage.dials`."""
-        logits = batch.run(stage.dials[0]).logits
-        return self.task.loss(logits, batch.labels).mean()
+    def final_loss(self, forward: Pass) -> Tensor:
+        """The final head's own loss, as in ordinary fine-tuning."""
+        return self.losses(forward)[-1]
 
-    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> Notes:
-        """Before a stage: what the method wants to know of each training token, as `Inputs.notes` while it learns.
+    def loss_at(self, dial: float) -> Callable[[TrainingBatch], Tensor]:
+        """The objective of a stage that decides: the task's loss at this dial."""
 
-        `batches` are the training examples in order, with their labels, and may be gone through several times; one
-        list entry [n tokens] per example."""
-        return {}
+        def objective(batch: TrainingBatch) -> Tensor:
+            return self.task.loss(batch.run(dial).logits, batch.labels).mean()
 
-    def finish(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> None:
-        """After a stage, in eval mode: what the method makes of what it has learned. `batches` as in `prepare`."""
+        return objective
 
-    def after_step(self, stage: Stage) -> None:
-        """After each optimizer step: put parameters back into their range."""
-
-    def losses(self, forward: Pass, labels: Tensor) -> Tensor:
+    def losses(self, forward: Pass) -> Tensor:
         """[E + 1] mean loss of every answer."""
-        return torch.stack([self.task.loss(logits, labels).mean() for logits in forward.logits])
+        return torch.stack([self.task.loss(logits, forward.labels).mean() for logits in forward.logits])
 
 
 def able(task: str) -> list[str]:

@@ -7,7 +7,7 @@ Teerapittayanon, McDanel, Kung: *BranchyNet: Fast Inference via Early Exiting fr
 
     L = Σ_i w_i L_i / Σ_i w_i            -> `weighted_loss`
     exit at i if entropy(z_i) < S·f_i    -> `BranchyNet.decide`
-    thresholds from percentiles          -> `quantile_factors`, `BranchyNet.finish`
+    thresholds from percentiles          -> `quantile_factors`, `BranchyNet.choose_factors`
 
 Differs from the paper: built on transformers instead of convolutional nets; a branch is one exit head; the sum of
 losses is divided by the sum of weights; entropy is divided by log C; per-exit thresholds are one dial times fixed
@@ -19,7 +19,7 @@ Dial: S, the normalised entropy below which a sequence leaves. 0 is the full mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -27,11 +27,11 @@ from torch import Tensor
 
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.methods.base import Method, Pass, Shape, Stage
+from stretto.methods.base import Batches, Method, Pass, Shape, Stage
 from stretto.methods.deebert import ENTROPY_DIAL, entropy, exits_stage
 from stretto.methods.exits import ExitConfig
 from stretto.methods.settings import Epochs, LearningRate, Share
-from stretto.state import Decision, Inputs, State
+from stretto.state import Decision, State
 from stretto.tasks import Task
 
 
@@ -79,16 +79,19 @@ class JointExits(Method):
         return torch.ones(self.shape.n_layers)
 
     def stages(self) -> list[Stage]:
-        config, exits = self.config, exits_stage(self.config, self.shape)
+        config, exits = self.config, exits_stage(self.config, self.shape, self.exits_loss)
         joint = Stage(
-            "joint", config.joint_epochs, config.learning_rate, config.joint_exit_learning_rate, layers=exits.layers
-        )
+            "joint", config.joint_epochs, config.learning_rate, config.joint_exit_learning_rate, layers=exits.layers,
+            objective=self.joint_loss,
+        )  # fmt: skip
         return [self.finetuning(), exits, joint]
 
-    def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
-        if stage.name == "backbone":
-            return super().loss(stage, forward, labels)
-        losses = self.losses(forward, labels)
+    def exits_loss(self, forward: Pass) -> Tensor:
+        """What the exits learn from alone."""
+        return self.joint_loss(forward)
+
+    def joint_loss(self, forward: Pass) -> Tensor:
+        losses = self.losses(forward)
         return weighted_loss(losses, self.exit_weights().to(losses))
 
 
@@ -110,16 +113,20 @@ class BranchyNet(JointExits):
     def decide(self, state: State) -> Decision:
         return Decision(exit=entropy(state.exit_logits) < state.dial * self.factors[state.layer - 1])
 
+    def stages(self) -> list[Stage]:
+        *before, joint = super().stages()
+        chosen = self.choose_factors if self.config.leaving_share else None
+        return [*before, dataclasses.replace(joint, finish=chosen)]
+
     @torch.no_grad()
-    def finish(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> None:
-        if stage.name != "joint" or self.config.leaving_share == 0:
-            return
+    def choose_factors(self, engine: ReferenceEngine, batches: Batches) -> None:
         assert self.exits is not None
+        layers = range(1, self.shape.n_layers)
         found = []
         for inputs, _ in batches:
             inputs = inputs.to(self.factors.device)
             states = engine.hidden_states(inputs)
-            pooled = (self.exits.pool_padded(states[layer], inputs.attention_mask) for layer in stage.layers)
-            answers = [self.exits(layer, each) for layer, each in zip(stage.layers, pooled, strict=True)]
+            pooled = (self.exits.pool_padded(states[layer], inputs.attention_mask) for layer in layers)
+            answers = [self.exits(layer, each) for layer, each in zip(layers, pooled, strict=True)]
             found.append(entropy(torch.stack(answers)))  # [E, B]
         self.factors.copy_(quantile_factors(torch.cat(found, dim=1), self.config.leaving_share, MIDDLE))

@@ -6,7 +6,7 @@ Training has two stages: the backbone is fine-tuned as usual, then frozen while 
 Xin, Tang, Lee, Yu, Lin: *DeeBERT: Dynamic Early Exiting for Accelerating BERT Inference*, ACL 2020.
 
     entropy(z) = -Σ p log p, p = softmax(z)          -> `entropy`
-    L = Σ_{i=1}^{L-1} H(y, z_i), backbone frozen     -> `DeeBERT.loss`
+    L = Σ_{i=1}^{L-1} H(y, z_i), backbone frozen     -> `DeeBERT.ramps_loss`
     exit at i if entropy(z_i) < S                    -> `DeeBERT.decide`
 
 Differs from the paper: entropy is divided by log C, so that a threshold means the same for any number of
@@ -20,6 +20,7 @@ Dial: S, the normalised entropy below which a sequence leaves. 0 is the full mod
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -43,10 +44,12 @@ def entropy(logits: Tensor) -> Tensor:
     return torch.special.entr(p).sum(dim=-1) / math.log(logits.shape[-1])
 
 
-def exits_stage(config: ExitConfig, shape: Shape) -> Stage:
+def exits_stage(config: ExitConfig, shape: Shape, objective: Callable[[Pass], Tensor]) -> Stage:
     """All exits together on the frozen backbone."""
-    exits = tuple(range(1, shape.n_layers))
-    return Stage("exits", config.exit_epochs, 0.0, config.exit_learning_rate, trains_backbone=False, layers=exits)
+    return Stage(
+        "exits", config.exit_epochs, 0.0, config.exit_learning_rate, trains_backbone=False,
+        layers=tuple(range(1, shape.n_layers)), objective=objective,
+    )  # fmt: skip
 
 
 class DeeBERT(Method):
@@ -60,9 +63,7 @@ class DeeBERT(Method):
         return Decision(exit=entropy(state.exit_logits) < state.dial)
 
     def stages(self) -> list[Stage]:
-        return [self.finetuning(), exits_stage(self.config, self.shape)]
+        return [self.finetuning(), exits_stage(self.config, self.shape, self.ramps_loss)]
 
-    def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
-        if stage.name == "backbone":
-            return super().loss(stage, forward, labels)
-        return self.losses(forward, labels)[:-1].sum()
+    def ramps_loss(self, forward: Pass) -> Tensor:
+        return self.losses(forward)[:-1].sum()

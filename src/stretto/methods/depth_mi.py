@@ -25,7 +25,7 @@ layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -34,10 +34,9 @@ from torch import Tensor
 
 from stretto.data.words import Tally, Words, words_in
 from stretto.engine.reference import ReferenceEngine
-from stretto.methods.base import Dial, Notes, Shape, Stage
+from stretto.methods.base import Batches, Dial, Notes, Shape, Stage
 from stretto.methods.depths import WordDepthConfig, WordDepths
 from stretto.methods.settings import Positive, Range, TrueShare
-from stretto.state import Inputs
 from stretto.tasks import Task
 
 
@@ -114,7 +113,8 @@ class DepthMI(WordDepths):
         super().__init__(config, shape, task, width=2)  # MI(x) and d(x)
 
     def stages(self) -> list[Stage]:
-        return [self.finetuning(), self.depth_stage(dial=self.config.training_strength)]
+        depths = self.depth_stage(dial=self.config.training_strength)
+        return [self.finetuning(), dataclasses.replace(depths, prepare=self.count_words)]
 
     def word_measure(self) -> Tensor:
         return self.table.values[:, 0]
@@ -125,18 +125,17 @@ class DepthMI(WordDepths):
     def word_depths(self, rows: Tensor, dial: Tensor) -> Tensor:
         return towards(self.table.values[rows, 1], dial, self.shape.n_layers)
 
-    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> Notes:
+    def count_words(self, engine: ReferenceEngine, batches: Batches) -> Notes:
         """The table, counted on the training texts."""
-        if stage.name == "depths":
-            edges = None
-            n_classes = self.shape.n_labels
-            if self.task.name == "regression":
-                edges = label_edges(torch.cat([labels for _, labels in batches]), self.config.label_bins)
-                n_classes = len(edges) + 1
-            self.count(batches, n_classes, edges)
+        edges = None
+        n_classes = self.shape.n_labels
+        if self.task.name == "regression":
+            edges = label_edges(torch.cat([labels for _, labels in batches]), self.config.label_bins)
+            n_classes = len(edges) + 1
+        self.count(batches, n_classes, edges)
         return {}
 
-    def count(self, batches: Iterable[tuple[Inputs, Tensor]], n_classes: int, edges: Tensor | None = None) -> None:
+    def count(self, batches: Batches, n_classes: int, edges: Tensor | None = None) -> None:
         """Fill the table from labelled texts; `edges` sort numbers into classes."""
         tally, texts = Tally(n_classes), torch.zeros(n_classes, dtype=torch.long)
         for inputs, labels in batches:

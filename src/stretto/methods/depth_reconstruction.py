@@ -25,7 +25,6 @@ costs) is the limit of small ones. The published setting, trained with, is 0.1.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +33,7 @@ from torch import Tensor
 from stretto.backbones import Backbone
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.base import Batches, Dial, Notes, Shape, Stage, TrainingBatch
 from stretto.methods.depths import WordDepthConfig, WordDepths
 from stretto.methods.reconstruction import (
     AnytimeLM,
@@ -126,25 +125,21 @@ class DepthReconstruction(WordDepths):
             "reconstruction", config.reconstruction_epochs, 0.0, config.reconstruction_learning_rate,
             trains_backbone=False, decides=True, best_by="last", unlabelled=config.unlabelled,
             rates=(("estimator.head", config.reconstruction_head_learning_rate),),
+            objective=self.reconstruction_loss, prepare=self.start_estimator, finish=self.fill_table,
         )  # fmt: skip
         return [self.finetuning(), reconstruction, self.depth_stage(dial=config.penalty)]
 
-    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> Notes:
-        if stage.name == "reconstruction":
-            self.estimator = self.new_estimator(engine.backbone)
+    def start_estimator(self, engine: ReferenceEngine, batches: Batches) -> Notes:
+        self.estimator = self.new_estimator(engine.backbone)
         return {}
 
-    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
-        if stage.name != "reconstruction":
-            return super().learn(stage, batch)
+    def reconstruction_loss(self, batch: TrainingBatch) -> Tensor:
         assert self.estimator is not None
         hidden = choose_words(word_numbers(batch.inputs), self.config.mask_share)
         return self.estimator(masked(batch.inputs, hidden, self.estimator.mask_id))
 
-    def finish(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> None:
+    def fill_table(self, engine: ReferenceEngine, batches: Batches) -> None:
         """The table, from the trained masked LM."""
-        if stage.name != "reconstruction":
-            return
         assert self.estimator is not None
         tally = tally_losses(self.estimator, first_texts(batches, self.config.table_texts), self.config.mask_share)
         self.check_words(tally)

@@ -83,17 +83,18 @@ class DepthAdaptive(Method):
         return Decision(freeze=state.row_notes["depth"] < state.layer)
 
     def depth_stage(self, dial: float) -> Stage:
+        """The task's loss at this dial; some sequences, drawn anew in every step, run in full."""
         config = self.config
+
+        def objective(batch: TrainingBatch) -> Tensor:
+            full = torch.rand(len(batch.labels), device=batch.labels.device) < config.full_share
+            logits = batch.run(torch.where(full, self.dial.off, dial)).logits
+            return self.task.loss(logits, batch.labels).mean()
+
         return Stage(
             "depths", config.depth_epochs, config.depth_learning_rate, config.head_learning_rate,
-            decides=True, dials=(dial,),
+            decides=True, dials=(dial,), objective=objective,
         )  # fmt: skip
-
-    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
-        """The task's loss at the dial of the stage; some sequences, drawn anew in every step, run in full."""
-        full = torch.rand(len(batch.labels), device=batch.labels.device) < self.config.full_share
-        logits = batch.run(torch.where(full, self.dial.off, stage.dials[0])).logits
-        return self.task.loss(logits, batch.labels).mean()
 
 
 class WordDepths(DepthAdaptive):

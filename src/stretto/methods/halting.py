@@ -8,7 +8,7 @@ The baseline of Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*,
 after Elbayad, Gu, Grave, Auli: *Depth-Adaptive Transformer*, ICLR 2020.
 
     oracle depth = argmax_n (C^n - λ n), C^n = [exit n is right]     -> `oracle_depth`
-    L_halt = H(oracle, q), q = softmax(W x_1 + b)                    -> `Halting.loss`
+    L_halt = H(oracle, q), q = softmax(W x_1 + b)                    -> `Halting.halting_loss`
     run to the smallest n with Σ_{m<=n} q_m >= dial                  -> `depth_at_quantile`
 
 Differs from the paper: the papers take argmax q, which leaves nothing to turn; here a quantile of q is taken, so that
@@ -77,12 +77,10 @@ class Halting(DeeBERT):
 
     def stages(self) -> list[Stage]:
         finetuning, exits = super().stages()
-        halting = dataclasses.replace(exits, name="halting", best_by="loss")
+        halting = dataclasses.replace(exits, name="halting", best_by="loss", objective=self.halting_loss)
         return [finetuning, exits, halting]
 
-    def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
-        if stage.name != "halting":
-            return super().loss(stage, forward, labels)
-        correct = torch.stack([self.task.correct(logits, labels) for logits in forward.logits])
+    def halting_loss(self, forward: Pass) -> Tensor:
+        correct = torch.stack([self.task.correct(logits, forward.labels) for logits in forward.logits])
         oracle = oracle_depth(correct, self.config.penalty)
         return nn.functional.cross_entropy(self.predictor(forward.pooled[0].detach()), oracle - 1)

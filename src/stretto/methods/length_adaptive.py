@@ -9,8 +9,8 @@ Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime
 
     l_{i+1} ~ U((1 - p) l_i, l_i), smallest l_{i+1} = (1 - p) l_i    -> `sample_drops`, `dropped_lengths`
     LayerDrop: each layer skipped with probability p                 -> `sample_skips`
-    (L_full + KL(full ‖ smallest) + Σ KL(full ‖ random)) / (n_s + 2) -> `LengthAdaptive.learn`
-    significance: attention received, drop between attention and FFN -> `LengthAdaptive.decide`
+    (L_full + KL(full ‖ smallest) + Σ KL(full ‖ random)) / (n_s + 2) -> `LengthDrop.sandwich_loss`
+    significance: attention received, drop between attention and FFN -> `LengthDrop.decide`
     evolutionary search                                              -> `stretto.budget.search`
 
 Differs from the paper: configurations are fractions of the input's length, so that they apply to any input and each
@@ -25,8 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -94,6 +92,14 @@ def nominal_cost(lengths: Tensor) -> Tensor:
     return (before / 3 + lengths * 2 / 3).mean(dim=-1)
 
 
+@dataclass(frozen=True)
+class FixedLengths:
+    """The context of a pass (of a training step, of a search) in which the dial does not choose the lengths."""
+
+    fractions: Tensor
+    """[L] of its input that every sequence is cut to."""
+
+
 class LengthDrop(Method):
     """Training that makes a model robust against any lengths, and the selection by significance."""
 
@@ -101,26 +107,13 @@ class LengthDrop(Method):
     tasks = ("classification", "regression", "tokens", "span")
     restore = True
 
-    def __init__(self, config: LengthDropConfig, shape: Shape, task: Task) -> None:
-        super().__init__(config, shape, task)
-        self._fixed: Tensor | None = None
-
     def lengths(self, dial: Tensor) -> Tensor:
         """[B] dials -> [B, L] fractions of the input that each layer keeps."""
         raise NotImplementedError
 
-    @contextmanager
-    def fixed_lengths(self, lengths: Tensor) -> Iterator[None]:
-        """Inside, every sequence is cut to these [L] fractions of its input, whatever the dial says."""
-        self._fixed = lengths
-        try:
-            yield
-        finally:
-            self._fixed = None
-
     def decide(self, state: State) -> Decision:
-        if self._fixed is not None:
-            fraction = self._fixed[state.layer - 1].to(state.dial)
+        if isinstance(state.context, FixedLengths):
+            fraction = state.context.fractions[state.layer - 1].to(state.dial)
         else:
             fraction = self.lengths(state.dial)[:, state.layer - 1]
         # [B]; rounded first: 0.8² · 25 must not be a little more than 16
@@ -138,6 +131,7 @@ class LengthDrop(Method):
         config = self.config
         drop = Stage(
             "drop", config.drop_epochs, config.drop_learning_rate, decides=True, dials=self.dev_dials(),
+            objective=self.sandwich_loss,
         )  # fmt: skip
         return [self.finetuning(), drop]
 
@@ -145,7 +139,7 @@ class LengthDrop(Method):
         """The full model and one at about half its cost decide which checkpoint is best."""
         return (self.dial.off, self.dial.sweep[len(self.dial.sweep) // 2])
 
-    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
+    def sandwich_loss(self, batch: TrainingBatch) -> Tensor:
         config, n_layers = self.config, self.shape.n_layers
         full = batch.run(self.dial.off).logits
         loss = self.task.loss(full, batch.labels).mean()
@@ -153,8 +147,8 @@ class LengthDrop(Method):
         samples = [sample_drops(config.length_drop, n_layers) for _ in range(config.random_models)]
         for drops in (smallest, *samples):
             skipped = sample_skips(config.layer_drop, n_layers)
-            with self.fixed_lengths(dropped_lengths(drops, skipped)):
-                student = batch.run(self.dial.off, skip=skipped).logits
+            lengths = FixedLengths(dropped_lengths(drops, skipped))
+            student = batch.run(self.dial.off, skip=skipped, context=lengths).logits
             loss = loss + self.task.distillation(student, full.detach(), batch.labels).mean()
         return loss / (config.random_models + 2)
 

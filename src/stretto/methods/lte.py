@@ -6,7 +6,7 @@ expects little error. Works for regression, where there is no probability to loo
 
 Xin, Tang, Yu, Lin: *BERxiT: Early Exiting for BERT with Better Fine-Tuning and Extension to Regression*, EACL 2021.
 
-    even step: L_L; odd step: Σ_{i<=L} L_i                     -> `LTE.loss`
+    even step: L_L; odd step: Σ_{i<=L} L_i                     -> `LTE.joint_loss`
     u_i = σ(w·x_i + b), L_LTE = mean (u_i - ũ_i)²              -> `LTE.uncertainty`, `wrongness`
     ũ_i = 1 - [argmax z_i = y], or |tanh(y_i - y)|             -> `wrongness`
     exit at i if u_i < threshold                               -> `LTE.decide`
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stretto.methods.base import Dial, Pass, Shape, Stage, spaced
+from stretto.methods.base import Dial, Pass, Shape, spaced
 from stretto.methods.branchynet import JointConfig, JointExits
 from stretto.state import Decision, State
 from stretto.tasks import Task
@@ -67,11 +67,13 @@ class LTE(JointExits):
         state.spend(self.shape.d)
         return Decision(exit=self.uncertainty(state.pooled) < state.dial)
 
-    def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
-        losses = self.losses(forward, labels)
-        if stage.name == "backbone":
-            return losses[-1]
-        target = wrongness(forward.logits[:-1].detach(), labels)
-        predictor_loss = (self.uncertainty(forward.pooled.detach()) - target).square().mean()
-        only_final = stage.name == "joint" and forward.step % 2 == 0
-        return (losses[-1] if only_final else losses.mean()) + predictor_loss
+    def exits_loss(self, forward: Pass) -> Tensor:
+        return self.losses(forward).mean() + self.predictor_loss(forward)
+
+    def joint_loss(self, forward: Pass) -> Tensor:
+        losses = self.losses(forward)
+        return (losses[-1] if forward.step % 2 == 0 else losses.mean()) + self.predictor_loss(forward)
+
+    def predictor_loss(self, forward: Pass) -> Tensor:
+        target = wrongness(forward.logits[:-1].detach(), forward.labels)
+        return (self.uncertainty(forward.pooled.detach()) - target).square().mean()

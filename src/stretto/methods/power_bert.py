@@ -9,7 +9,7 @@ Word-vector Elimination*, ICML 2020.
 
     significance of a token: attention it receives                  -> `State.attention_received`
     soft extraction: output x r_l[place], 0 <= r <= 1               -> `places`, `soft_extract`
-    loss + λ Σ_l (l / L) Σ_k r_l[k]                                 -> `elimination_penalty`, `PowerBERT.learn`
+    loss + λ Σ_l (l / L) Σ_k r_l[k]                                 -> `elimination_penalty`, `PowerBERT.search_loss`
     l_j = round Σ_k r_j[k], at least 2, never rising                -> `configuration`
     hard extraction: protected tokens and the best l_j - 1 others   -> `PowerBERT.decide`
 
@@ -26,7 +26,6 @@ them. 0 is the full model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,14 +33,17 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.base import Batches, Dial, Method, Notes, Shape, Stage, TrainingBatch
 from stretto.methods.selection import AT_LEAST, ranks
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Size, Weight
-from stretto.state import Decision, Inputs, State
+from stretto.state import Decision, State
 from stretto.tasks import Task
 
 if TYPE_CHECKING:
     from stretto.engine.reference import ReferenceEngine
+
+
+AS_TRAINED = 1.0  # the dial at which every layer keeps the number of tokens it was trained with
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,10 @@ def interpolate(n: Tensor, kept: Tensor, strength: Tensor) -> Tensor:
     return (n - strength * (n - kept).clamp(min=0)).ceil().long()
 
 
+class Searching:
+    """The context of a training pass in which tokens are weighed instead of dropped."""
+
+
 class PowerBERT(Method):
     name = "power_bert"
     Config = PowerBERTConfig
@@ -117,10 +123,9 @@ class PowerBERT(Method):
                 "Set it to the length of the longest texts."
             )
         self.weights = nn.Parameter(torch.ones(shape.n_layers, config.max_tokens))  # r before it is clipped
-        self.searching = False  # tokens are weighed instead of dropped
 
     def decide(self, state: State) -> Decision | None:
-        if self.searching:
+        if isinstance(state.context, Searching):
             return Decision(output_factor=soft_extract(retention(self.weights)[state.layer - 1], self.place(state)))
         present = state.lengths - n_protected(state) + 1  # [B] places, as all protected rows share one
         n = state.notes.setdefault("places", present)  # those the sequence came in with
@@ -135,35 +140,30 @@ class PowerBERT(Method):
         return places(state.row_notes["score"], state)
 
     def stages(self) -> list[Stage]:
-        config, as_trained = self.config, (1.0,)
+        config = self.config
         search = Stage(
             "search", config.search_epochs, config.search_learning_rate, best_by="last", decides=True,
-            dials=as_trained, rates=(("weights", config.retention_learning_rate),),
+            dials=(AS_TRAINED,), rates=(("weights", config.retention_learning_rate),),
+            objective=self.search_loss, prepare=self.forget_unused_places, after_step=self.clip_weights,
         )  # fmt: skip
         retrain = Stage(
-            "retrain", config.retrain_epochs, config.retrain_learning_rate, decides=True, dials=as_trained
+            "retrain", config.retrain_epochs, config.retrain_learning_rate, decides=True, dials=(AS_TRAINED,),
+            objective=self.loss_at(AS_TRAINED),
         )  # fmt: skip
         return [self.finetuning(), search, retrain]
 
-    def prepare(self, stage: Stage, engine: ReferenceEngine, batches: Iterable[tuple[Inputs, Tensor]]) -> Notes:
-        if stage.name == "search":
-            longest = max(int(inputs.attention_mask.sum(dim=1).max()) for inputs, _ in batches)
-            with torch.no_grad():
-                self.weights[:, longest:] = 0
+    @torch.no_grad()
+    def forget_unused_places(self, engine: ReferenceEngine, batches: Batches) -> Notes:
+        """Places that no training text has start at 0."""
+        longest = max(int(inputs.attention_mask.sum(dim=1).max()) for inputs, _ in batches)
+        self.weights[:, longest:] = 0
         return {}
 
-    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
-        if stage.name != "search":
-            return super().learn(stage, batch)
-        self.searching = True
-        try:
-            logits = batch.run(self.dial.off).logits
-        finally:
-            self.searching = False
+    def search_loss(self, batch: TrainingBatch) -> Tensor:
+        logits = batch.run(self.dial.off, context=Searching()).logits
         loss = self.task.loss(logits, batch.labels).mean()
         return loss + self.config.penalty * elimination_penalty(retention(self.weights))
 
     @torch.no_grad()
-    def after_step(self, stage: Stage) -> None:
-        if stage.name == "search":
-            self.weights.clamp_(0, 1)
+    def clip_weights(self) -> None:
+        self.weights.clamp_(0, 1)

@@ -4,7 +4,7 @@ The exit at layer k learns on the fine-tuned model first; then the lower k layer
 
 Reference: a common baseline, e.g. Table 1 of Xin et al., *DeeBERT*, ACL 2020.
 
-    L = H(y, z_k)                    -> `StaticDepth.loss`
+    L = H(y, z_k)                    -> `Method.final_loss`
     exit at k, always                -> `StaticDepth.decide`
 
 Differs from the paper: training starts from the fine-tuned full model. Only depth k has been trained: the layers
@@ -18,10 +18,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial, Method, Pass, Shape, Stage
+from stretto.methods.base import Dial, Method, Shape, Stage
 from stretto.methods.deebert import exits_stage
 from stretto.methods.exits import ExitConfig
 from stretto.methods.settings import Count, Epochs, LearningRate
@@ -68,14 +66,9 @@ class StaticDepth(Method):
 
     def stages(self) -> list[Stage]:
         config = self.config
-        exits = dataclasses.replace(exits_stage(config, self.shape), layers=(self.depth,), final=False)
+        exits = dataclasses.replace(exits_stage(config, self.shape, self.final_loss), layers=(self.depth,), final=False)
         shallow = dataclasses.replace(
             exits, name="shallow", epochs=config.shallow_epochs, trains_backbone=True,
             learning_rate=config.learning_rate, method_learning_rate=config.shallow_exit_learning_rate,
         )  # fmt: skip
         return [self.finetuning(), exits, shallow]
-
-    def loss(self, stage: Stage, forward: Pass, labels: Tensor) -> Tensor:
-        if stage.name == "backbone":
-            return super().loss(stage, forward, labels)
-        return self.losses(forward, labels)[0]

@@ -9,7 +9,7 @@ Elbayad, Gu, Grave, Auli: *Depth-Adaptive Transformer*, ICLR 2020 (multinomial, 
 
     C_t^n = [the pooled head, on token t alone after layer n, is right]     -> `TokenHalting.correct_tokens`
     oracle depth of t = argmax_n (C_t^n - λ n)                              -> `stretto.methods.halting.oracle_depth`
-    L_halt = H(oracle, q_t), q_t = softmax(W h_t^1 + b)                     -> `TokenHalting.learn`
+    L_halt = H(oracle, q_t), q_t = softmax(W h_t^1 + b)                     -> `TokenHalting.halting_loss`
     freeze t at the smallest n with Σ_{m<=n} q_t(m) >= dial                 -> `depth_at_quantile`
 
 Differs from the paper: the papers take argmax q, which leaves nothing to turn; here a quantile of q is taken, and
@@ -73,17 +73,15 @@ class TokenHalting(DepthAdaptive):
         config = self.config
         anytime = Stage(
             "anytime", config.anytime_epochs, config.depth_learning_rate, config.head_learning_rate,
-            decides=True, best_by="last",
+            decides=True, best_by="last", objective=self.anytime_loss,
         )  # fmt: skip
         halting = Stage(
             "halting", config.depth_epochs, config.depth_learning_rate, config.head_learning_rate,
-            decides=True, dials=(self.dial.off, 0.5),
+            decides=True, dials=(self.dial.off, 0.5), objective=self.halting_loss,
         )  # fmt: skip
         return [self.finetuning(), anytime, halting]
 
-    def learn(self, stage: Stage, batch: TrainingBatch) -> Tensor:
-        if stage.name == "anytime":
-            return self.learn_anytime(batch)
+    def halting_loss(self, batch: TrainingBatch) -> Tensor:
         mask = batch.inputs.attention_mask.bool()
         with torch.no_grad():
             states = batch.engine.hidden_states(batch.inputs)
@@ -95,7 +93,7 @@ class TokenHalting(DepthAdaptive):
         logits = batch.run(torch.where(full, self.dial.off, quantile)).logits
         return self.task.loss(logits, batch.labels).mean() + halting
 
-    def learn_anytime(self, batch: TrainingBatch) -> Tensor:
+    def anytime_loss(self, batch: TrainingBatch) -> Tensor:
         """The mean loss of the pooled head over all layers, and that of the model's own head."""
         inputs, backbone = batch.inputs, batch.engine.backbone
         states = batch.engine.as_heads_read(batch.engine.hidden_states(inputs))

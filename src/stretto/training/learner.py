@@ -32,24 +32,24 @@ class Learner(nn.Module):
 
     def forward(self, labels: Tensor, example_id: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
         """From tokens (`input_ids`, …), or from a recording of the frozen backbone (see `recording.py`)."""
-        method, stage = self.model.method, self.stage
+        stage = self.stage
         if stage.decides:
-            return {"loss": method.learn(stage, self.training_batch(as_inputs(batch), labels))}
+            return {"loss": stage.objective(self.training_batch(as_inputs(batch), labels))}
         if "pooled" in batch:
             read = [batch["pooled"][:, layer - 1] for layer in stage.layers]
-            forward = self.answers(read, batch["first"])
+            forward = self.answers(read, batch["first"], labels)
         else:
-            forward = self.read(as_inputs(batch))
-        loss = method.loss(stage, forward, labels)
-        return {"loss": loss, "logits": forward.logits.transpose(0, 1)}  # [B, E + 1, C], as Trainer gathers by row
+            forward = self.read(as_inputs(batch), labels)
+        logits = forward.logits.transpose(0, 1)  # [B, E + 1, C], as Trainer gathers by row
+        return {"loss": stage.objective(forward), "logits": logits}
 
     def training_batch(self, inputs: Inputs, labels: Tensor) -> TrainingBatch:
-        def run(dial: float | Tensor, skip: tuple[int, ...] = ()) -> Any:
-            return self.model.reference.run(inputs, self.model.method, dial, skip=skip)
+        def run(dial: float | Tensor, skip: tuple[int, ...] = (), context: Any = None) -> Any:
+            return self.model.reference.run(inputs, self.model.method, dial, skip=skip, context=context)
 
         return TrainingBatch(inputs, labels, run, self.step, self.epoch, self.model.reference)
 
-    def read(self, inputs: Inputs) -> Pass:
+    def read(self, inputs: Inputs, labels: Tensor) -> Pass:
         """A full pass, nothing decided, and what the exits of this stage make of it."""
         exits, stage = self.model.method.exits, self.stage
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
@@ -58,9 +58,9 @@ class Learner(nn.Module):
             last = states[-1]
             if self.model.backbone.token_head is None:
                 last = first_tokens(last, inputs.attention_mask)
-        return self.answers(read, last)
+        return self.answers(read, last, labels)
 
-    def answers(self, read: list[Tensor], last: Tensor) -> Pass:
+    def answers(self, read: list[Tensor], last: Tensor, labels: Tensor) -> Pass:
         """What the exits say to `read` ([B, d] each) and the final head to `last` ([B, d]; all tokens: [B, T, d])."""
         backbone, exits, stage = self.model.backbone, self.model.method.exits, self.stage
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
@@ -68,4 +68,4 @@ class Learner(nn.Module):
             final = [head(last)] if stage.final else []
         early = [exits(layer, x) for layer, x in zip(stage.layers, read, strict=True)] if exits else []
         seen = torch.stack(read) if read else last.new_zeros(0, *last.shape)
-        return Pass(stage.layers, torch.stack(early + final), seen, self.step)
+        return Pass(stage.layers, torch.stack(early + final), seen, labels, self.step)

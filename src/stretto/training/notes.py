@@ -26,12 +26,14 @@ def with_notes(
 ) -> EncodedDataset:
     """The training examples with the method's notes on their tokens; read back if an earlier run wrote them."""
     path = folder / "notes.safetensors"
+    if stage.prepare is None:
+        return data
     if path.exists():
         notes = unpack(load_file(path), data)
     else:
         model.eval()
         batches = LabelledBatches(data, model.tokenizer.pad_token_id, f"preparing {stage.name}" if progress else "")
-        notes = model.method.prepare(stage, model.reference, batches)
+        notes = stage.prepare(model.reference, batches)
         check_notes(notes, data)
         if notes and is_main_process():
             folder.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ class Plan:
         return {
             "method": self.model.method.name,
             "config": dataclasses.asdict(self.model.method.config),
-            "stages": [dataclasses.asdict(stage) for stage in self.stages],
+            "stages": [stage.plan() for stage in self.stages],
             "arguments": self.arguments,
             "encoder": self.model.encoder.config.to_dict(),
             "attention_dropout": self.model.backbone.modules(0).attention_dropout.p,

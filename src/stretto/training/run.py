@@ -220,9 +220,9 @@ def run_stage(
     with unfused_where_dropped(model.backbone):
         trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     model.eval()
-    shown = f"finishing {stage.name}" if progress else ""
-    batches = LabelledBatches(examples["train"], model.tokenizer.pad_token_id, shown)
-    model.method.finish(stage, model.reference, batches)
+    if stage.finish is not None:
+        shown = f"finishing {stage.name}" if progress else ""
+        stage.finish(model.reference, LabelledBatches(examples["train"], model.tokenizer.pad_token_id, shown))
     if is_main_process():
         partial = folder / "partial.safetensors"
         save_file({name: value.contiguous() for name, value in model.state_dict().items()}, partial)

@@ -50,7 +50,8 @@ class StageTrainer(Trainer):
             ]
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args, learner)
             self.optimizer = kind(groups, **settings)
-            self.optimizer.register_step_post_hook(lambda *_: learner.model.method.after_step(stage))
+            if (after_step := stage.after_step) is not None:
+                self.optimizer.register_step_post_hook(lambda *_: after_step())
         return self.optimizer
 
     def compute_loss(
