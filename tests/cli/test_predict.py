@@ -169,7 +169,7 @@ def test_a_failure_leaves_what_was_there(
         (["evaluate", "MODEL", "DATA", "--dials", "0", "--json", "/dev/full"], "No space left on device"),
         (["predict", "MODEL", "DATA", "--output", "nowhere/out.csv"], "No such file or directory"),
         (["predict", "MODEL", "DATA", "--output", "out.parquet"], "ending in .jsonl or .csv, got 'out.parquet'"),
-        (["predict", "MODEL", "DATA", "--output", "MODEL"], "Expected an output name"),
+        (["predict", "MODEL", "DATA", "--output", "MODEL"], "Is a directory"),
         (["predict", "MODEL", "DATA", "--dial", "7"], "the dial 'entropy' between 0 and 1, got 7"),
         (["predict", "MODEL", "nowhere.csv"], "file not found"),
         (["predict", "MODEL", "DATA", "--text", "body"], "expected a column 'body'"),

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from stretto.cli.guard import output_file
 from stretto.cli.options import Dtype, Json, ModelFolder, Rounds, Seed, Split, Text, TextB
-from stretto.cli.output import STDOUT, numbers, on_terminal, open_model, say_cut, words, writable, write_json
+from stretto.cli.output import STDOUT, numbers, on_terminal, open_model, say_cut, words, write_json
 from stretto.errors import StrettoError
 
 ENGINE_EXAMPLES = """
@@ -27,7 +28,8 @@ BatchSizes = Annotated[str, Option(help="Batch sizes, separated by commas.")]
 
 def engine(
     json: Annotated[
-        str | None, Option(metavar="[FILE]", help="Keep results here, after every combination.", callback=writable)
+        str | None,
+        Option(metavar="[FILE]", help="Keep results here, after every combination.", callback=output_file),
     ] = None,
     shapes: Annotated[str, Option(help="Model shapes: bert-base, minilm-l6, tiny.")] = "bert-base,minilm-l6",
     mixes: Annotated[str, Option(help="Length mixes: sst, ag_news, imdb.")] = "sst,ag_news,imdb",

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from stretto.cli.guard import output_file
 from stretto.cli.options import Json, ModelFolder
-from stretto.cli.output import STDOUT, open_model, say, writable, write_json
+from stretto.cli.output import STDOUT, open_model, say, write_json
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def depths(
     dial: Annotated[float | None, Option(help="Depths at this dial; without it as the model was trained.")] = None,
     json: Json = None,
     plot: Annotated[
-        str | None, Option(metavar="FILE", help="Draw histograms of values and depths (.png …).", callback=writable)
+        str | None,
+        Option(metavar="FILE", help="Draw histograms of values and depths (.png …).", callback=output_file),
     ] = None,
 ) -> None:
     """Show the shallowest and the deepest words of a model that freezes words at their depths."""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
+from stretto.cli.guard import output_file
 from stretto.cli.options import BatchSize, Dtype, Json, Label, Labelled, ModelFolder, Split, Text, TextB
 from stretto.cli.output import (
     STDOUT,
@@ -17,7 +18,6 @@ from stretto.cli.output import (
     say,
     say_cut,
     worth_showing,
-    writable,
     write_json,
 )
 
@@ -41,7 +41,7 @@ def evaluate(
     dtype: Dtype = "float32",
     json: Json = None,
     plot: Annotated[
-        str | None, Option(metavar="FILE", help="Draw score over cost (.png, .svg or .pdf).", callback=writable)
+        str | None, Option(metavar="FILE", help="Draw score over cost (.png, .svg or .pdf).", callback=output_file)
     ] = None,
 ) -> None:
     """Measure score, cost and depth along the dial."""

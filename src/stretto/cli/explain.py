@@ -7,8 +7,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from stretto.cli.guard import output_file
 from stretto.cli.options import Dtype, Json, ModelFolder
-from stretto.cli.output import STDOUT, open_model, say, writable, write_json, writing
+from stretto.cli.output import STDOUT, open_model, say, write_json, writing
 from stretto.errors import StrettoError
 
 EXAMPLES = """
@@ -37,7 +38,7 @@ def explain(
     text_b: Annotated[str | None, Option(help="The second text of a pair.")] = None,
     dial: Annotated[float | None, Option(help="Trades score for cost; without it the model's own dial.")] = None,
     html: Annotated[
-        str | None, Option(metavar="FILE", help="Write a page with all layers and tokens.", callback=writable)
+        str | None, Option(metavar="FILE", help="Write a page with all layers and tokens.", callback=output_file)
     ] = None,
     dtype: Dtype = "float32",
     json: Json = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from stretto.cli.output import writable
+from stretto.cli.guard import output_file
 
 SOURCES = ".csv, .tsv, .jsonl (also .gz), .parquet, or a hub dataset"
 
@@ -20,6 +20,6 @@ Split = Annotated[str | None, Option(help="Split of a hub dataset.")]
 
 BatchSize = Annotated[int, Option(min=1, help="Texts computed at once; more where they are short.")]
 Dtype = Annotated[str, Option(help="float32 or int8.")]
-Json = Annotated[str | None, Option(metavar="[FILE]", help="Write JSON, to stdout without a FILE.", callback=writable)]
+Json = Annotated[str | None, Option(metavar="[FILE]", help="Write JSON; default FILE: stdout.", callback=output_file)]
 Rounds = Annotated[int, Option(min=1, help="Timed rounds.")]
 Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Seed of everything random.")]

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from stretto.cli.guard import output_file
 from stretto.cli.options import BatchSize, Dtype, ModelFolder, Split, Text, TextB
 from stretto.cli.output import on_terminal, open_model, say, say_cut, words, writing
 from stretto.errors import StrettoError
@@ -40,7 +41,10 @@ Source = Annotated[str, Argument(metavar="INPUT", help=INPUT_HELP, show_default=
 def predict(
     model: ModelFolder,
     source: Source = STDIN,
-    output: Annotated[str | None, Option(metavar="FILE", help="Answers: .jsonl or .csv; without it to stdout.")] = None,
+    output: Annotated[
+        str | None,
+        Option(metavar="FILE", help="Answers: .jsonl or .csv; default: stdout.", callback=output_file),
+    ] = None,
     dial: Annotated[float | None, Option(help="Trades score for cost; without it the model's own dial.")] = None,
     text: Text = None,
     text_b: TextB = None,
@@ -57,7 +61,7 @@ def predict(
     from stretto.data.records import Columns, read
 
     if output is not None:
-        check_output(output, source)
+        check_output(output)
     loaded = open_model(model, dtype)
     if output is not None and output.lower().endswith(".csv") and not loaded.task.flat:
         raise StrettoError(
@@ -160,13 +164,9 @@ def flat_row(row: Row) -> Row:
     return {**{name: value for name, value in row.items() if name != "probabilities"}, **spread}
 
 
-def check_output(output: str, source: str) -> None:
-    """Refuse a name that promises another format, and the input itself, before anything is computed."""
+def check_output(output: str) -> None:
+    """Refuse a name that promises another format before anything is computed."""
     path = Path(output)
-    if path.is_file() and Path(source).exists() and path.samefile(source):
-        raise StrettoError(f"Expected an output that is not the input, got '{output}' for both. Choose another name.")
     is_device = path.exists() and not path.is_file() and not path.is_dir()
     if not is_device and path.suffix.lower() not in (".jsonl", ".json", ".csv"):
         raise StrettoError(f"Expected an output name ending in .jsonl or .csv, got '{output}'. Rename it.")
-    if path.is_dir():
-        raise StrettoError(f"Expected the name of a file to write, got the folder '{output}'. Add a file name.")

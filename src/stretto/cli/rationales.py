@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from stretto.cli.guard import output_file
 from stretto.cli.options import Json, ModelFolder, Seed, Split
-from stretto.cli.output import STDOUT, on_terminal, open_model, say, writable, write_json
+from stretto.cli.output import STDOUT, on_terminal, open_model, say, write_json
 
 EXAMPLES = """
 stretto rationales reviews-model rationales.jsonl
@@ -31,7 +32,8 @@ def rationales(
     seed: Seed = 42,
     json: Json = None,
     plot: Annotated[
-        str | None, Option(metavar="FILE", help="Draw both measures by layer (.png, .svg, .pdf).", callback=writable)
+        str | None,
+        Option(metavar="FILE", help="Draw both measures by layer (.png, .svg, .pdf).", callback=output_file),
     ] = None,
 ) -> None:
     """Compare what the model looks at with the words people marked.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from stretto.cli.guard import output_file
 from stretto.cli.options import BatchSize, Dtype, Json, Label, Labelled, ModelFolder, Seed, Split, Text, TextB
 from stretto.cli.output import (
     STDOUT,
@@ -16,7 +17,6 @@ from stretto.cli.output import (
     point_rows,
     say,
     say_cut,
-    writable,
     write_json,
 )
 from stretto.errors import StrettoError
@@ -55,7 +55,7 @@ def search(
     dtype: Dtype = "float32",
     json: Json = None,
     plot: Annotated[
-        str | None, Option(metavar="FILE", help="Draw the first and last frontier (.png …).", callback=writable)
+        str | None, Option(metavar="FILE", help="Draw the first and last frontier (.png …).", callback=output_file)
     ] = None,
 ) -> None:
     """Search how many tokens each layer should keep, for every budget.

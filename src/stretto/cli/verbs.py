@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from stretto.cli.guard import check_outputs
 from stretto.errors import StrettoError
 from stretto.training.processes import is_main_process
 
@@ -44,10 +45,14 @@ class Verbs(TyperGroup):
 
 
 class Verb(TyperCommand):
-    """A verb whose `--json` may stand alone: it then means `--json -`, stdout."""
+    """A verb whose `--json` may stand alone: it then means `--json -`, stdout. It never writes over what it reads."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_json_target(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        check_outputs(ctx)
+        return super().invoke(ctx)
 
 
 def with_json_target(args: list[str]) -> list[str]:

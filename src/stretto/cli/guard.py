@@ -1,0 +1,73 @@
+"""Options that write a file, and the one guard that keeps them from overwriting what the command reads.
+
+Every option that names a file to write has the callback `output_file`. Before a verb runs, `check_outputs` compares
+these files with everything else on its command line: the same path, a symbolic link and a hard link are all refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+import typer
+
+from stretto.cli.output import STDOUT, writable
+from stretto.errors import StrettoError
+
+STDIN = "-"
+OUTPUTS = "stretto.outputs"  # in a context: parameter -> its flag and the file
+#: Files of a model or dataset folder that are read from it.
+OF_A_FOLDER = (
+    "config.json", "generation_config.json", "stretto.json", "pretraining.json", "*.safetensors",
+    "*.safetensors.index.json", "pytorch_model*", "*token*.json", "vocab.*", "merges.txt", "*.model", "*.arrow",
+    "dataset_info.json", "dataset_dict.json", "state.json",
+)  # fmt: skip
+
+
+def output_file(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+    """The callback of an option that writes. What could not be written is refused before any work is done."""
+    if value is not None and value != STDOUT:
+        ctx.meta.setdefault(OUTPUTS, {})[param.name] = (param.opts[0], value)
+    return writable(value)
+
+
+def check_outputs(ctx: typer.Context) -> None:
+    """Refuse to write to what is read, into the files of a folder that is read, or twice to one file."""
+    written: dict[str, tuple[str, str]] = ctx.meta.get(OUTPUTS, {})
+    outputs = {flag: Path(value) for flag, value in written.values()}
+    others = [str(v) for name, v in ctx.params.items() if isinstance(v, (str, Path)) and name not in written]
+    for flag, path in outputs.items():
+        for other in others:
+            if is_same(path, other):
+                raise StrettoError(
+                    f"Expected an output that is not the input, got '{path}' for both. Choose another {flag}."
+                )
+            if path.parent.resolve() == Path(other).resolve() and any(fnmatch(path.name, each) for each in OF_A_FOLDER):
+                raise StrettoError(
+                    f"Expected a file of your own after {flag}, got '{path}', which is a file of the folder '{other}'. "
+                    "Choose another name."
+                )
+    flags = list(outputs)
+    for one, other in ((a, b) for i, a in enumerate(flags) for b in flags[:i]):
+        if outputs[one].resolve() == outputs[other].resolve():
+            raise StrettoError(
+                f"Expected a file for each of {other} and {one}, got '{outputs[one]}' for both. Rename one."
+            )
+
+
+def is_same(path: Path, other: str) -> bool:
+    """Whether a regular file to write is the file `other`, or the one that stdin reads."""
+    if not path.is_file():
+        return False
+    if other == STDIN:
+        return sys.stdin is not None and _is_stdin(path)
+    return os.path.exists(other) and path.samefile(other)
+
+
+def _is_stdin(path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(sys.stdin.fileno()))
+    except (OSError, ValueError):  # closed, or no file at all
+        return False
