@@ -44,7 +44,7 @@ def test_the_demo_on_its_own_texts(encoder: Path, tmp_path: Path) -> None:
     assert "Already trained" in again.stdout
     other = run("demo", *args, "--seed", 7)
     assert other.exit_code == 1
-    assert "to hold the same demo, got one with other settings" in other.stderr
+    assert "with the same plan, got another" in other.stderr
 
 
 def test_an_interrupted_demo_goes_on(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

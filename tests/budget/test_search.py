@@ -186,7 +186,7 @@ def test_another_search_is_not_gone_on_with(reviews: Any, tmp_path: Path) -> Non
     other = undecided()
     with torch.no_grad():
         next(other.encoder.parameters()).add_(1)
-    with pytest.raises(StrettoError, match=r"got another model\. Delete '.*out\.search' to start anew"):
+    with pytest.raises(StrettoError, match=r"got another model: .* delete '.*out\.search' to start again"):
         go(other)
     go(iterations=4)  # when to stop may change
     (tmp_path / "out.search" / "state.jsonl").write_text("gibberish\n")

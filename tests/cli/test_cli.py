@@ -167,14 +167,14 @@ def test_an_interrupted_training_goes_on(
     assert f"the run is kept in {tmp_path / 'out'}.work; the same command goes on with it" in result.stderr
     assert not (tmp_path / "out").exists()
 
-    def full_disk(*_: Any) -> None:
+    def full_disk(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("stretto.saving.folder.save_file", full_disk)
+        patch.setattr("safetensors.torch.save_file", full_disk)
         result = run(*args)
     assert result.exit_code == 1
-    assert "error: Expected to write the model to" in result.stderr
+    assert f"error: Expected to write '{tmp_path / 'out'}" in result.stderr
     assert "No space left on device" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["out.work"]
 

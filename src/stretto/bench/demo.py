@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from stretto.bench.model import bench_model, budget_dials, gains_by_dial
-from stretto.bench.results import cpu_name, versions
 from stretto.budget.sweep import OperatingPoint, sweep
 from stretto.data import Columns, Dataset, load, sample, split_off
 from stretto.data.records import GUESS
 from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
+from stretto.saving.files import write_json, write_text, writing
 from stretto.saving.folder import quiet_transformers
+from stretto.saving.same_run import hold_to
+from stretto.saving.versions import cpu_name, versions
 from stretto.tasks import TASKS, LabelPrediction
 from stretto.training.run import train
 from stretto.view.plots import pareto_plot
@@ -120,8 +122,8 @@ def run_demo(demo: Demo, output: str | Path, *, progress: bool = True, tell: Tel
     }  # fmt: skip
     write_json(output / "results.json", results)
     page = report(model, parts, rows, answers, output)
-    (output / "report.md").write_text(page.markdown(), encoding="utf-8")
-    (output / "report.html").write_text(page.html(), encoding="utf-8")
+    write_text(output / "report.md", page.markdown())
+    write_text(output / "report.html", page.html())
     tell(f"\nWritten to {output}: the model (model/), report.html, report.md, {PLOT}, results.json, test.jsonl\n\nTry:")
     for command in next_commands(output):
         tell(f"  {command}")
@@ -130,18 +132,10 @@ def run_demo(demo: Demo, output: str | Path, *, progress: bool = True, tell: Tel
 
 def keep_settings(demo: Demo, output: Path) -> None:
     """Write down what the folder holds; refuse to mix it with another demo."""
-    path, settings = output / "demo.json", json.loads(json.dumps(asdict(demo)))
-    if path.exists():
-        if json.loads(path.read_text(encoding="utf-8")) != settings:
-            raise StrettoError(
-                f"Expected '{output}' to hold the same demo, got one with other settings. "
-                "Choose another --output, or delete the folder."
-            )
-        return
-    if output.is_dir() and any(output.iterdir()):
+    path = output / "demo.json"
+    if not path.exists() and output.is_dir() and any(output.iterdir()):
         raise StrettoError(f"Expected an empty folder for the demo, got '{output}' with other files. Choose another.")
-    output.mkdir(parents=True, exist_ok=True)
-    write_json(path, settings)
+    hold_to(path, asdict(demo), what="the demo", place=output)
 
 
 # ---- data and training -------------------------------------------------------------------------------------
@@ -293,15 +287,9 @@ def report(
 
 def write_texts(data: Dataset, path: Path) -> None:
     """A file that `stretto evaluate` reads."""
-    with path.open("w", encoding="utf-8") as file:
+    with writing(path) as file:
         for texts, label in zip(data.texts, data.labels or [], strict=True):
             names = ("text",) if len(texts) == 1 else ("text_a", "text_b")
             named = label if data.label_names is None else data.label_names[int(label)]
             row = {**dict(zip(names, texts, strict=True)), "label": named}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def write_json(path: Path, content: Any) -> None:
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    unfinished.replace(path)

@@ -1,20 +1,19 @@
-"""The results of `stretto bench engine`: one JSON file, complete after every group, so that a rerun can go on."""
+"""The results of `stretto bench engine`: one JSON file, complete after every group, so that a rerun can resume."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import stretto
 from stretto.bench.timing import Timed
 from stretto.errors import StrettoError
+from stretto.saving.files import write_json
+from stretto.saving.same_run import check_same
+from stretto.saving.versions import cpu_name, versions
 
 SHARED = ("hf_padded", "hf_sorted")  # measured once, in fp32; baselines of both dtypes
 BASELINES = (*SHARED, "onnx", "gemm")
@@ -43,12 +42,7 @@ class Results:
                 f"Expected {path} to hold results of this benchmark, got something else ({error!r}). "
                 "Write to another file."
             ) from None
-        for name, value in fixed.items():
-            if found[name] != value:
-                raise StrettoError(
-                    f"Expected to go on with {name} {found[name]}, as {path} began, got {value}. "
-                    "Write to another file, or delete this one to begin anew."
-                )
+        check_same(found, fixed, what="the measurements", place=path)
         return cls(path, content)
 
     def has(self, *key: object) -> bool:
@@ -60,9 +54,7 @@ class Results:
         self.content["date"] = now()
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = self.path.with_name(self.path.name + ".part")
-            unfinished.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
-            os.replace(unfinished, self.path)
+            write_json(self.path, self.content, indent=1)
 
 
 def cells(timed: Sequence[Timed], dtype: str) -> list[dict[str, Any]]:
@@ -93,23 +85,3 @@ def cells(timed: Sequence[Timed], dtype: str) -> list[dict[str, Any]]:
 
 def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"stretto": stretto.__version__, "python": platform.python_version()}
-    for package in ("torch", "transformers", "onnxruntime"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def cpu_name() -> str:
-    """The processor as Linux names it, else whatever Python knows."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -87,8 +87,8 @@ def model(
 ) -> None:
     """Measure a model's gain in time against the full model, packed and as Hugging Face runs it."""
     from stretto.bench.model import bench_model, budget_dials
-    from stretto.bench.results import cpu_name, versions
     from stretto.data import Columns, load
+    from stretto.saving.versions import cpu_name, versions
     from stretto.view.tables import show_table
 
     sizes = whole_numbers(batch_sizes, "--batch-sizes")

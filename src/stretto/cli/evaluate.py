@@ -45,9 +45,9 @@ def evaluate(
     ] = None,
 ) -> None:
     """Measure score, cost and depth along the dial."""
-    from stretto.bench.results import versions
     from stretto.budget.sweep import sweep
     from stretto.data import Columns, load
+    from stretto.saving.versions import versions
     from stretto.view.plots import check_plot_path, pareto_plot
     from stretto.view.tables import show_table
 

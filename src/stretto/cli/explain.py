@@ -9,8 +9,9 @@ from typer import Argument, Option
 
 from stretto.cli.guard import output_file
 from stretto.cli.options import Dtype, Json, ModelFolder
-from stretto.cli.output import STDOUT, open_model, say, write_json, writing
+from stretto.cli.output import STDOUT, open_model, say, write_json
 from stretto.errors import StrettoError
+from stretto.saving.files import write_text
 
 EXAMPLES = """
 stretto explain reviews-model "A warm, funny and beautifully acted film."
@@ -58,6 +59,5 @@ def explain(
         show_explanation(explanation)
     write_json(json, explanation.to_json())
     if html is not None:
-        with writing(html) as file:
-            file.write(explanation_page(explanation))
+        write_text(html, explanation_page(explanation))
         say(f"wrote {html}")

@@ -8,11 +8,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from stretto.errors import StrettoError
+from stretto.saving import files
+from stretto.saving.files import write_errors
 from stretto.training.processes import is_main_process
 
 if TYPE_CHECKING:
@@ -39,50 +41,15 @@ def on_terminal() -> bool:
     return is_main_process() and sys.stderr.isatty()
 
 
-@contextmanager
-def writing(path: str | Path, newline: str | None = None) -> Iterator[IO[str]]:
-    """A text file that takes its name when all is written; after a failure or Ctrl-C there is nothing of it.
-
-    A device or a pipe (/dev/stdout) is written directly."""
-    path = Path(path)
-    try:
-        if path.exists() and not path.is_file():
-            with path.open("w", encoding="utf-8", newline=newline) as device:
-                yield device
-            return
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        try:
-            with open(handle, "w", encoding="utf-8", newline=newline) as file:
-                yield file
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, path)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(name)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise unwritable(path, error) from error
-
-
-def unwritable(path: Path, error: OSError) -> StrettoError:
-    return StrettoError(
-        f"Expected to write '{path}', got: {error.strerror or error}. Nothing was left there. "
-        "Free some space or choose another place."
-    )
-
-
 def writable(target: str | None) -> str | None:
     """The target itself; one that could not be written is refused now, before any work is done for it."""
     if target is None or target == STDOUT or (Path(target).exists() and not Path(target).is_dir()):
         return target
-    try:
+    with write_errors(target):
         if Path(target).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with tempfile.TemporaryFile(dir=Path(target).parent):
             return target
-    except OSError as error:
-        raise unwritable(Path(target), error) from error
 
 
 @contextmanager
@@ -96,22 +63,14 @@ def resumable(output: str | Path) -> Iterator[None]:
         raise
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def write_json(target: str | None, content: dict[str, Any]) -> None:
     """To a file, or to stdout for '-'; None writes nothing."""
     if target is None:
         return
-    text = json.dumps(content, indent=2, ensure_ascii=False)
     if target == STDOUT:
-        print(text)
+        print(json.dumps(content, indent=2, ensure_ascii=False))
         return
-    with writing(target) as file:
-        file.write(text + "\n")
+    files.write_json(target, content)
     say(f"wrote {target}")
 
 

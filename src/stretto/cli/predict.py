@@ -15,8 +15,9 @@ from typer import Argument, Option
 
 from stretto.cli.guard import output_file
 from stretto.cli.options import BatchSize, Dtype, ModelFolder, Split, Text, TextB
-from stretto.cli.output import on_terminal, open_model, say, say_cut, words, writing
+from stretto.cli.output import on_terminal, open_model, say, say_cut, words
 from stretto.errors import StrettoError
+from stretto.saving.files import writing
 
 if TYPE_CHECKING:
     from stretto.data.records import Record

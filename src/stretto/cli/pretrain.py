@@ -124,7 +124,7 @@ def pretrain(
     if json is not None:
         from dataclasses import asdict
 
-        from stretto.bench.results import versions
+        from stretto.saving.versions import versions
 
         write_json(
             json, {"data": text_file, "output": output, **asdict(summary), "model": sizes, "versions": versions()}
@@ -163,7 +163,8 @@ def read_texts(source: str, column: str | None, split: str | None) -> Dataset:
 def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: Dataset, work: Path) -> Any:
     """The tokenizer named, or one learned from the texts (perhaps by the run that is gone on with, in `work`)."""
     from stretto.data.wordpiece import train_tokenizer
-    from stretto.saving.folder import load_tokenizer, replacing
+    from stretto.saving.files import replacing_folder
+    from stretto.saving.folder import load_tokenizer
     from stretto.saving.journal import dataset_digest
 
     if name is not None:
@@ -172,7 +173,7 @@ def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: 
     learned = work / f"tokenizer-{vocab_size}{'-cased' if cased else ''}-{dataset_digest(data):08x}"
     if not learned.is_dir():
         say(f"learning a tokenizer from {len(data)} texts")
-        with replacing(learned) as temporary:
+        with replacing_folder(learned) as temporary:
             train_tokenizer([text for (text,) in data.texts], vocab_size, cased=cased).save_pretrained(temporary)
     found = load_tokenizer(str(learned))
     if len(found) > vocab_size:

@@ -39,7 +39,7 @@ def rationales(
     """Compare what the model looks at with the words people marked.
 
     Per layer: average precision of the scores, false-positive rate of the selected words."""
-    from stretto.bench.results import versions
+    from stretto.saving.versions import versions
     from stretto.view.plots import check_plot_path, layer_plot
     from stretto.view.rationales import agreement, load_rationales
     from stretto.view.tables import show_table

@@ -61,10 +61,10 @@ def search(
     """Search how many tokens each layer should keep, for every budget.
 
     For models trained with --method length_adaptive. The result is stored in the model folder."""
-    from stretto.bench.results import versions
     from stretto.budget.search import SearchSettings, searchable
     from stretto.budget.search import search as run_search
     from stretto.data import Columns, load
+    from stretto.saving.versions import versions
     from stretto.view.plots import check_plot_path
     from stretto.view.tables import show_table
 

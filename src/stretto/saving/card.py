@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stretto.saving.folder import Folder
     from stretto.tasks import Task
-    from stretto.training.pretraining import Summary
 
 
 def model_card(folder: Folder, config: Any, task: Task) -> str:
@@ -52,35 +51,4 @@ Default dial: {folder.dial:g}. Cost is the fraction of the full model's FLOPs, d
 ## How it was made
 
 {provenance}
-"""
-
-
-def pretraining_card(model: Any, summary: Summary) -> str:
-    """The card of a folder with no task yet."""
-    config = model.config
-    return f"""---
-library_name: stretto
-tags: [stretto, {config.model_type}, fill-mask]
----
-
-# {config.model_type}, pretrained with stretto
-
-{config.num_hidden_layers} layers in {config.num_hidden_groups} groups, {config.hidden_size} wide, \
-{summary.parameters:,} parameters, {summary.vocabulary:,} tokens in its vocabulary.
-
-Masked language model of {summary.texts:,} texts ({summary.tokens:,} tokens), {summary.epochs:g} epochs, \
-{summary.steps:,} steps, seed {summary.seed}. Perplexity of hidden words in {summary.held_out_texts:,} held-out texts: \
-{summary.perplexity:.2f}.
-
-```python
-from stretto.backbones import register_architectures
-from transformers import AutoModelForMaskedLM, AutoTokenizer
-
-register_architectures()
-
-model = AutoModelForMaskedLM.from_pretrained("this folder")
-tokenizer = AutoTokenizer.from_pretrained("this folder")
-```
-
-`stretto train DATA --model "this folder" --output …` fine-tunes it.
 """

@@ -2,17 +2,13 @@
 
 Loading never executes code from the folder (see trust.py), and reads its weights from safetensors alone. (A plain
 Hugging Face model to start from may have them in pytorch_model.bin, a pickle that transformers reads for its weights
-only.) Saving writes
-to a temporary neighbour and renames it, so that an interrupted or failed save leaves what was there before.
+only.) A failed or interrupted save leaves what was there before.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
@@ -30,6 +26,7 @@ from transformers.utils import logging
 from stretto.backbones import BACKBONES, register_architectures
 from stretto.errors import StrettoError
 from stretto.saving.card import model_card
+from stretto.saving.files import replacing_folder, write_json, write_tensors, write_text
 from stretto.saving.trust import NO_CODE, find, refuse_code
 from stretto.tasks import Task, Tokens, task_from_config
 
@@ -233,61 +230,18 @@ def check_place(path: Path) -> None:
 
 
 def write_folder(path: Path, folder: Folder, encoder: Any, tokenizer: Any, method: nn.Module, task: Task) -> None:
-    """Write everything to a temporary neighbour, then rename it into place."""
+    """All of it, or nothing; what others put beside the model stays."""
     check_place(path)
-    with replacing(path) as temporary:
+    with replacing_folder(path, own=MODEL_FILES) as temporary:
         encoder.config.update(task.hf_config())
         with quiet_transformers():
             encoder.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
         write_method(temporary, folder, method)
-        (temporary / "README.md").write_text(model_card(folder, encoder.config, task), encoding="utf-8")
-        for file in temporary.iterdir():
-            file.chmod(0o644)  # safetensors writes for the owner alone; a server may run as another user
+        write_text(temporary / "README.md", model_card(folder, encoder.config, task))
 
 
 def write_method(path: Path, folder: Folder, method: nn.Module) -> None:
     """What stretto adds to a Hugging Face folder."""
-    save_file({k: v.contiguous() for k, v in method.state_dict().items()}, path / WEIGHTS)
-    settings = {k: v for k, v in dataclasses.asdict(folder).items() if k != "weights"}
-    (path / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary folder that takes the place of `path` if all goes well, and vanishes if it does not."""
-    path = Path(os.path.abspath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        temporary.chmod(0o755)
-        yield temporary
-        if path.exists():
-            swap(temporary, path)
-        else:
-            temporary.rename(path)
-    except (OSError, SafetensorError) as error:  # a full disk is the one or the other
-        raise StrettoError(
-            f"Expected to write the model to '{path}', got {getattr(error, 'strerror', None) or error}. "
-            "Nothing was changed there. Free some space or choose another place."
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def swap(new: Path, place: Path) -> None:
-    """Let the model `new` stand at `place`, with what others put beside the model there (notes, a repository)."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{place.name}.old.", dir=place.parent))
-    old = aside / "model"
-    place.rename(old)
-    try:
-        new.rename(place)
-    except BaseException:
-        old.rename(place)
-        aside.rmdir()
-        raise
-    for entry in old.iterdir():
-        of_model = any(entry.match(pattern) for pattern in MODEL_FILES)
-        if not of_model and not (place / entry.name).exists():
-            entry.rename(place / entry.name)
-    shutil.rmtree(aside)
+    write_tensors(path / WEIGHTS, method.state_dict())
+    write_json(path / SETTINGS, {k: v for k, v in dataclasses.asdict(folder).items() if k != "weights"})

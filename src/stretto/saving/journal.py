@@ -1,4 +1,4 @@
-"""Measurements written down one by one, so that a killed run can go on: a file of JSON lines, a plan at its head.
+"""Measurements written down one by one, so that a killed run can be resumed: a file of JSON lines, a plan at its head.
 
 A line is added whole or, if the process dies over it, is left out when the journal is next opened. A journal belongs
 to one plan; another plan is refused.
@@ -7,7 +7,6 @@ to one plan; another plan is refused.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import zlib
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from torch import nn
 
-from stretto.errors import StrettoError
+from stretto.saving.files import write_errors, writing
+from stretto.saving.same_run import check_same, unreadable
 
 if TYPE_CHECKING:
     from stretto.data import Dataset
@@ -37,11 +37,9 @@ class Journal:
         if self.path.exists():
             self._read()
         self.folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_name(FILE + ".part")
-        with unfinished.open("w", encoding="utf-8") as file:
+        with writing(self.path) as file:
             file.write(_line(self.plan))
             file.writelines(_line({"key": key, "value": value}) for key, value in self.entries.items())
-        os.replace(unfinished, self.path)
         self._file = self.path.open("a", encoding="utf-8")
         return self
 
@@ -54,8 +52,9 @@ class Journal:
     def add(self, key: Key, value: dict[str, Any]) -> None:
         assert self._file is not None
         self.entries[key] = value
-        self._file.write(_line({"key": key, "value": value}))
-        self._file.flush()
+        with write_errors(self.path):
+            self._file.write(_line({"key": key, "value": value}))
+            self._file.flush()
 
     def remove(self) -> None:
         """The work is done."""
@@ -74,16 +73,8 @@ class Journal:
             entries = [json.loads(line) for line in lines[:-1]]  # what follows the last line's end was cut off
             self.entries = {tuple(entry["key"]): entry["value"] for entry in entries}
         except (ValueError, KeyError, TypeError) as error:
-            raise StrettoError(
-                f"Expected the unfinished work in '{self.path}' to be readable, got {error}. "
-                f"Delete '{self.folder}' to start anew."
-            ) from error
-        if plan != self.plan:
-            other = [name for name in self.plan if not isinstance(plan, dict) or plan.get(name) != self.plan[name]]
-            raise StrettoError(
-                f"Expected to go on with the unfinished work in '{self.folder}', got another {', '.join(other)}. "
-                f"Delete '{self.folder}' to start anew, or give what was given before."
-            )
+            raise unreadable(self.path, self.folder, error) from error
+        check_same(plan, self.plan, what="the unfinished work", place=self.folder)
 
 
 def _line(content: Any) -> str:

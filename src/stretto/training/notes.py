@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -15,6 +15,7 @@ from stretto.data.tokenise import EncodedDataset, as_inputs, collate
 from stretto.errors import StrettoError
 from stretto.methods.base import Notes, Stage
 from stretto.model import AdaptiveModel
+from stretto.saving.files import write_tensors
 from stretto.state import Inputs
 from stretto.training.processes import is_main_process
 
@@ -37,9 +38,7 @@ def with_notes(
         check_notes(notes, data)
         if notes and is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".part")
-            save_file({name: torch.cat(values) for name, values in notes.items()}, unfinished)
-            unfinished.rename(path)
+            write_tensors(path, {name: torch.cat(values) for name, values in notes.items()})
     return EncodedDataset(data.features, data.labels, notes) if notes else data
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,11 @@ from stretto.errors import StrettoError
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
 from stretto.saving.journal import dataset_digest
+from stretto.saving.same_run import hold_to
 from stretto.training.processes import is_main_process
 
+#: Where a work folder keeps its plan.
+PLAN = "plan.json"
 #: What we set differently from `TrainingArguments`; anything the caller names wins.
 DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 32,
@@ -95,7 +97,8 @@ class Plan:
         }
 
     def check(self, work: Path) -> None:
-        hold_to_plan(work, self.written())
+        """Refuse to resume the training of another plan."""
+        hold_to(work / PLAN, self.written(), what="the unfinished training", place=work, write=is_main_process())
 
 
 def check_names(arguments: dict[str, Any]) -> None:
@@ -106,18 +109,3 @@ def check_names(arguments: dict[str, Any]) -> None:
             f"Expected names of transformers.TrainingArguments, got {', '.join(unknown)}. "
             "See the Hugging Face documentation for the list."
         )
-
-
-def hold_to_plan(work: Path, plan: dict[str, Any]) -> None:
-    """Write the plan down; refuse to go on with the checkpoints of another one."""
-    path, text = work / "plan.json", json.dumps(plan, indent=2, default=str)
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        raise StrettoError(
-            f"Expected the unfinished training in '{work}' to follow the same plan, got other settings or data. "
-            f"Delete '{work}' to start anew, or choose another output."
-        )
-    if is_main_process():
-        work.mkdir(parents=True, exist_ok=True)
-        unfinished = work / "plan.json.part"  # in one move: another process may be reading it
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)

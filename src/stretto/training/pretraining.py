@@ -6,7 +6,6 @@ started again with the same plan goes on from the last one to the same result.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -30,7 +29,6 @@ from transformers import (
 from stretto.backbones.alberta import Alberta
 from stretto.backbones.alberta_config import AlbertaConfig
 from stretto.backbones.alberta_model import AlbertaForMaskedLM
-from stretto.bench.results import versions
 from stretto.data import Dataset
 from stretto.data.tokenise import IGNORED, collate
 from stretto.engine.reference import ReferenceEngine
@@ -38,13 +36,15 @@ from stretto.errors import StrettoError
 from stretto.methods import METHODS, Method, Shape
 from stretto.methods.alberta import GATED
 from stretto.model import make_config
-from stretto.saving.card import pretraining_card
-from stretto.saving.folder import Folder, quiet_transformers, replacing, write_method
+from stretto.saving.files import replacing_folder, write_errors, write_json, write_text
+from stretto.saving.folder import Folder, quiet_transformers, write_method
 from stretto.saving.journal import dataset_digest
+from stretto.saving.same_run import hold_to
+from stretto.saving.versions import versions
 from stretto.state import Inputs
 from stretto.tasks import task_from_config
 from stretto.training.masking import HiddenWords, Order, Vocabulary, Window, cut
-from stretto.training.plan import check_names, hold_to_plan
+from stretto.training.plan import PLAN, check_names
 from stretto.training.processes import is_main_process, wait_for_all
 from stretto.training.progress import StageProgress
 from stretto.training.run import LOGS, last_checkpoint, logs_in
@@ -117,8 +117,8 @@ def pretrain(
     vocabulary = Vocabulary.of(tokenizer)
     windows = {name: windows_of(data, tokenizer, longest, name) for name, data in
                (("train", train_data), ("held-out", held_out))}  # fmt: skip
-    hold_to_plan(
-        work,
+    hold_to(
+        work / PLAN,
         {
             "model": model.config.to_dict(),
             "gates": None if gates is None else asdict(gates.config),
@@ -126,6 +126,9 @@ def pretrain(
             "arguments": settings,
             "digests": {"train": dataset_digest(train_data), "held_out": dataset_digest(held_out)},
         },
+        what="the unfinished training",
+        place=work,
+        write=is_main_process(),
     )
     set_seed(seed)
     with logs_in(Path(os.environ.get(LOGS, f"{output}.logs"))):
@@ -147,7 +150,8 @@ def pretrain(
         trainer.remove_callback(ProgressCallback if progress else PrinterCallback)
         if progress:
             trainer.add_callback(StageProgress)
-        trainer.train(resume_from_checkpoint=last_checkpoint(work))
+        with write_errors(work):  # checkpoints
+            trainer.train(resume_from_checkpoint=last_checkpoint(work))
         measured = trainer.evaluate()
     summary = Summary(
         perplexity=measured["eval_perplexity"],
@@ -286,7 +290,7 @@ def perplexity(prediction: EvalPrediction) -> dict[str, float]:
 
 def save(model: AlbertaForMaskedLM, tokenizer: Any, gates: Method | None, summary: Summary, path: Path) -> None:
     """A Hugging Face folder with its summary, and the gates to fine-tune from; all of it appears, or nothing."""
-    with replacing(path) as temporary:
+    with replacing_folder(path) as temporary:
         tokenizer.model_max_length = model.config.max_position_embeddings
         with quiet_transformers():
             model.save_pretrained(temporary)
@@ -295,7 +299,36 @@ def save(model: AlbertaForMaskedLM, tokenizer: Any, gates: Method | None, summar
             how = {"pretraining": f"{summary.texts} texts, {summary.epochs:g} epochs"}
             write_method(temporary, Folder(gates.name, asdict(gates.config), GATED, [], how), gates)
         written = {**asdict(summary), "versions": versions()}
-        (temporary / SUMMARY).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-        (temporary / "README.md").write_text(pretraining_card(model, summary), encoding="utf-8")
-        for file in temporary.iterdir():
-            file.chmod(0o644)  # safetensors writes for the owner alone; a server may run as another user
+        write_json(temporary / SUMMARY, written)
+        write_text(temporary / "README.md", pretraining_card(model, summary))
+
+
+def pretraining_card(model: Any, summary: Summary) -> str:
+    """The card of a folder with no task yet."""
+    config = model.config
+    return f"""---
+library_name: stretto
+tags: [stretto, {config.model_type}, fill-mask]
+---
+
+# {config.model_type}, pretrained with stretto
+
+{config.num_hidden_layers} layers in {config.num_hidden_groups} groups, {config.hidden_size} wide, \
+{summary.parameters:,} parameters, {summary.vocabulary:,} tokens in its vocabulary.
+
+Masked language model of {summary.texts:,} texts ({summary.tokens:,} tokens), {summary.epochs:g} epochs, \
+{summary.steps:,} steps, seed {summary.seed}. Perplexity of hidden words in {summary.held_out_texts:,} held-out texts: \
+{summary.perplexity:.2f}.
+
+```python
+from stretto.backbones import register_architectures
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+register_architectures()
+
+model = AutoModelForMaskedLM.from_pretrained("this folder")
+tokenizer = AutoTokenizer.from_pretrained("this folder")
+```
+
+`stretto train DATA --model "this folder" --output …` fine-tunes it.
+"""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -27,11 +27,12 @@ from stretto.data.tokenise import Encoded, EncodedDataset, collate
 from stretto.errors import StrettoError
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
+from stretto.saving.files import write_errors, write_tensors
 from stretto.saving.folder import check_place
 from stretto.training.frozen import record_examples, recording_fits
 from stretto.training.learner import Learner
 from stretto.training.notes import LabelledBatches, with_notes
-from stretto.training.plan import Plan
+from stretto.training.plan import PLAN, Plan
 from stretto.training.processes import is_main_process, wait_for_all
 from stretto.training.progress import StageProgress
 from stretto.training.trainer import StageTrainer, mean_score
@@ -106,7 +107,7 @@ def train_stages(
         model.save_pretrained(output)
         for finished in work.glob("[0-9]-*"):
             shutil.rmtree(finished)
-        (work / "plan.json").unlink()
+        (work / PLAN).unlink()
         if not any(work.iterdir()):
             work.rmdir()
     wait_for_all()
@@ -217,16 +218,14 @@ def run_stage(
     trainer.remove_callback(ProgressCallback if progress else PrinterCallback)
     if progress:
         trainer.add_callback(StageProgress)
-    with unfused_where_dropped(model.backbone):
+    with unfused_where_dropped(model.backbone), write_errors(folder):  # checkpoints
         trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     model.eval()
     if stage.finish is not None:
         shown = f"finishing {stage.name}" if progress else ""
         stage.finish(model.reference, LabelledBatches(examples["train"], model.tokenizer.pad_token_id, shown))
     if is_main_process():
-        partial = folder / "partial.safetensors"
-        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, partial)
-        partial.rename(result)
+        write_tensors(result, model.state_dict())
         for checkpoint in folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     wait_for_all()

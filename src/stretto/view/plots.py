@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stretto.errors import StrettoError
+from stretto.saving.files import replacing_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,12 +103,8 @@ def depth_histograms(
 
 def save(figure: Figure, path: Path) -> None:
     """The file takes its name when it is whole."""
-    partial = path.with_name(f".{path.stem}.part{path.suffix}")
-    try:
-        figure.savefig(partial, dpi=160)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing_file(path) as unfinished:
+        figure.savefig(unfinished, dpi=160, format=path.suffix[1:].lower())
 
 
 def check_plot_path(path: str | Path) -> Path:

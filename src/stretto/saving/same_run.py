@@ -1,0 +1,61 @@
+"""Is it the same run? Work that can be resumed keeps its plan, and another plan is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import StrettoError
+from stretto.saving.files import write_json
+
+#: So many differences are named in an error.
+SHOWN = 3
+
+
+def hold_to(path: Path, plan: Mapping[str, Any], *, what: str, place: Path, write: bool = True) -> None:
+    """Keep the plan of a run in the file `path`, or refuse if the file holds another plan.
+
+    `what` names the run and `place` is what to delete for starting again; only one of several processes may `write`."""
+    now = json.loads(json.dumps(plan, default=str))
+    if path.exists():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise unreadable(path, place, error) from error
+        check_same(before, now, what=what, place=place)
+    elif write:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, now)
+
+
+def check_same(before: Any, now: Mapping[str, Any], *, what: str, place: Path) -> None:
+    """Refuse to resume `what` with another plan, and say where the plans differ."""
+    found = list(differences(before, now))
+    if found:
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise StrettoError(
+            f"Expected to resume {what} in '{place}' with the same plan, got another {'; '.join(found[:SHOWN])}{more}. "
+            f"Give what was given before, choose another output, or delete '{place}' to start again."
+        )
+
+
+def unreadable(path: Path, place: Path, error: Exception) -> StrettoError:
+    return StrettoError(
+        f"Expected the unfinished work in '{path}' to be readable, got {error}. Delete '{place}' to start again."
+    )
+
+
+def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
+    """What differs, such as `arguments seed: 1, before 2`. Plans are what JSON can hold."""
+    if isinstance(before, dict) and isinstance(now, Mapping):
+        for key in [*now, *(key for key in before if key not in now)]:
+            yield from differences(before.get(key), now.get(key), f"{name} {key}".strip())
+    elif before != now:
+        yield f"{name}: {shown(now)}, before {shown(before)}"
+
+
+def shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -1,0 +1,30 @@
+"""What results depend on beside the code: versions of packages, and the processor."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import stretto
+
+
+def versions() -> dict[str, str | None]:
+    """Of stretto, Python and the packages that compute; None for one that is not installed."""
+    found: dict[str, str | None] = {"stretto": stretto.__version__, "python": platform.python_version()}
+    for package in ("torch", "transformers", "onnxruntime"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def cpu_name() -> str:
+    """The processor as Linux names it, else whatever Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
