@@ -10,9 +10,9 @@ from unittest import mock
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from stretto.engine.decider import Decider
 from stretto.engine.groups import groups
 from stretto.engine.packed import PackedEngine
-from stretto.methods import Method
 from stretto.state import Inputs, Output
 
 
@@ -32,13 +32,13 @@ CPU_FORMULAS = {
 }
 
 
-def executed_flops(engine: PackedEngine, inputs: Inputs, method: Method, dial: float) -> tuple[int, Output]:
+def executed_flops(engine: PackedEngine, inputs: Inputs, decider: Decider, dial: float) -> tuple[int, Output]:
     """FLOPs of all matrix products of a run. Rows are not rounded up: that is the kernels' need, not the method's."""
     with (
         mock.patch("stretto.engine.parts.round_up", lambda rows: max(rows, 1)),
         FlopCounterMode(display=False, custom_mapping=CPU_FORMULAS) as counter,
     ):
-        output = engine.run(inputs, method, dial)
+        output = engine.run(inputs, decider, dial)
     return counter.get_total_flops(), output
 
 

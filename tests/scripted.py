@@ -1,4 +1,4 @@
-"""Methods whose decisions are written in the test, and ragged states to ask methods about."""
+"""Deciders whose decisions are written in the test, and ragged states to ask methods about."""
 
 from __future__ import annotations
 
@@ -6,28 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stretto.methods import Method
+from stretto.engine.decider import Exits, Silent
 from stretto.state import Decision, Point, State
 
 
-class Scripted(Method):
-    """Decides whatever the function says; no exits, no dial."""
+class Scripted(Silent):
+    """Decides whatever the function says."""
 
     def __init__(
-        self, decide: Callable[[State], Decision | None], *points: Point, restore: bool = False, exits: Any = None
-    ) -> None:
-        nn.Module.__init__(self)
-        self.script, self.restore, self.exits = decide, restore, exits  # type: ignore[misc]
-        self.points = frozenset(points)  # type: ignore[misc]
+        self, decide: Callable[[State], Decision | None], *points: Point, restore: bool = False,
+        exits: Exits | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(exits)
+        self.script, self.restore, self.points = decide, restore, frozenset(points)
 
     def decide(self, state: State) -> Decision | None:
         return self.script(state)
-
-
-def silent() -> Scripted:
-    return Scripted(lambda state: None)
 
 
 def ragged_state(

@@ -17,12 +17,6 @@ ROOMS = (
 )  # fmt: skip
 #: Still to be turned round.
 BACKWARD = {
-    "stretto.engine.packed imports stretto.methods.base",
-    "stretto.engine.packed imports stretto.methods.exits",
-    "stretto.engine.reference imports stretto.methods.base",
-    "stretto.engine.replay imports stretto.methods.base",
-    "stretto.engine.replay imports stretto.methods.exits",
-    "stretto.engine.run imports stretto.methods.base",
     "stretto.model imports stretto.budget.sweep",
 }
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -107,6 +107,23 @@ def give_table(method: Any) -> Any:
     return method
 
 
+def make(name: str, backbone: Backbone, task: Any = None, **settings: Any) -> Any:
+    """A method with weights strong enough that exits disagree."""
+    from stretto.methods import METHODS, Shape
+    from stretto.tasks import Classification
+
+    task = task or Classification([f"label {i}" for i in range(backbone.n_labels)])
+    if any(field.name == "max_tokens" for field in dataclasses.fields(METHODS[name].Config)):
+        settings.setdefault("max_tokens", 16)  # the texts here are short
+    torch.manual_seed(3)
+    shape = Shape(backbone.d, backbone.n_layers, backbone.n_labels)
+    method = give_table(METHODS[name](METHODS[name].Config(**settings), shape, task))
+    with torch.no_grad():
+        for parameter in method.parameters():
+            parameter.normal_(std=0.4)
+    return method.eval()
+
+
 def uses_types(model_type: str) -> bool:
     return model_type in ("bert", "electra", "albert", "alberta")
 

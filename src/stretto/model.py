@@ -14,6 +14,7 @@ from stretto.backbones import backbone_for
 from stretto.budget.sweep import run_features
 from stretto.data.tokenise import Encoded, mask_id_of, max_length_of
 from stretto.engine.cost import Cost
+from stretto.engine.decider import Decider
 from stretto.engine.linear import check_dtype
 from stretto.engine.packed import PackedEngine, stamp
 from stretto.engine.parts import check_batch_size
@@ -136,18 +137,18 @@ class AdaptiveModel(nn.Module):
 
     def run(
         self, inputs: Inputs, dial: float | Tensor | None = None, *,
-        batch_size: int | None = None, method: Method | None = None, context: Any = None,
+        batch_size: int | None = None, decider: Decider | None = None, context: Any = None,
     ) -> Output:  # fmt: skip
         """Logits and trace of tokenised sequences. `dial` may be one number or one per sequence ([B]).
 
         `batch_size` is how many of them are computed at once (default: all); in float32 answers do not depend on it.
-        `method` may stand in for the model's own, to watch it (see `stretto.view.explain`). `context` says what the
+        `decider` may stand in for the model's method, to watch it (see `stretto.view.explain`). `context` says what the
         pass is for where the dial does not (`State.context`)."""
         if self.training:
             raise StrettoError("Expected a model in eval mode, got one in training mode. Call model.eval() first.")
         dials = self.dials_of(dial, len(inputs.input_ids))
         return self.packed.run(
-            inputs.to(self.encoder.device), method or self.method, dials, batch_size=batch_size, context=context
+            inputs.to(self.encoder.device), decider or self.method, dials, batch_size=batch_size, context=context
         )
 
     def dials_of(self, dial: float | Tensor | None, count: int) -> Tensor:

@@ -1,15 +1,16 @@
-"""What a method sees (`State`), what it says (`Decision`) and what happened (`Trace`).
+"""What a decider sees (`State`), what it says (`Decision`) and what happened (`Trace`).
 
-Both engines describe a batch to a method in the same ragged form: the live tokens of all live sequences
-are rows of one matrix. A method therefore never meets padding, masks or offsets. N is the number of
+Both engines describe a batch to a decider in the same ragged form: the live tokens of all live sequences
+are rows of one matrix. A decider therefore never meets padding, masks or offsets. N is the number of
 live rows, B the number of live sequences, d the hidden size, C the number of labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ VERBS: dict[Point, frozenset[str]] = {
     "between": frozenset({"drop", "output_factor"}),
     "after": frozenset({"exit"}),
 }
+ALL_VERBS = frozenset(verb for verbs in VERBS.values() for verb in verbs)
 SOFT = frozenset({"attention_bias", "output_factor"})
 REAL = SOFT | {"gate"}  # verbs that are numbers; the others are yes or no
 PER_SEQUENCE = frozenset({"exit", "gate"})  # one entry per live sequence; the others have one per live row
@@ -45,7 +47,7 @@ class Inputs:
     protected: Tensor | None = None
     """[batch, columns] bool: tokens that may never be dropped, besides position 0, which never may."""
     notes: dict[str, Tensor] = field(default_factory=dict)
-    """What is known of each token before the first layer, [batch, columns] each; becomes `State.row_notes`."""
+    """What is known of each token before the first layer, [batch, columns] each; becomes `State.input_notes`."""
 
     def __post_init__(self) -> None:
         if self.input_ids.dim() != 2 or self.input_ids.shape != self.attention_mask.shape:
@@ -92,7 +94,7 @@ def first_tokens(hidden: Tensor, attention_mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a method wants done now; None says nothing."""
+    """What a decider wants done now, and by what it was led; None says nothing."""
 
     drop: Tensor | None = None
     """[N] bool: rows that leave."""
@@ -106,10 +108,15 @@ class Decision:
     """[N] soft drop: added to every attention score on this row, in this layer and all later ones."""
     output_factor: Tensor | None = None
     """[N] soft drop: a factor on what the row's attention block puts out, before the FFN."""
+    score: Tensor | None = None
+    """[N] what the rows were ranked by. Not a verb: the engines do nothing with it, `stretto explain` shows it."""
+    depth: Tensor | None = None
+    """[N] the depth given to each row. Not a verb either."""
 
     @property
     def said(self) -> dict[str, Tensor]:
-        return {verb: value for verb, value in vars(self).items() if value is not None}
+        """The verbs with their tensors."""
+        return {verb: value for verb, value in vars(self).items() if value is not None and verb in ALL_VERBS}
 
     def check(self, state: State, *, soft: bool) -> None:
         """Refuse a verb that does not belong to this point or engine, or a tensor of the wrong shape."""
@@ -131,8 +138,32 @@ class Decision:
 
 
 @dataclass
+class Notes:
+    """What one decider keeps of the live sequences and rows from layer to layer. An entry may be missing in some
+    states (a decider may look at some sequences only, by their dial, say): such states are never joined."""
+
+    sequences: dict[str, Tensor] = field(default_factory=dict)
+    """[B, …] each; they follow the sequences that stay."""
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    """[N, …] each; they follow the rows that stay."""
+
+    @staticmethod
+    def join(parts: Sequence[Notes]) -> Notes:
+        """Notes with the same names on several states, one after another."""
+        return Notes(joined([part.sequences for part in parts]), joined([part.rows for part in parts]))
+
+
+def joined(notes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in notes]) for name in notes[0]}
+
+
+def taken(notes: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    return {name: note.index_select(0, index) for name, note in notes.items()}
+
+
+@dataclass
 class State:
-    """The live rows of a batch at one point of one layer, and the method's own notes about them."""
+    """The live rows of a batch at one point of one layer, and the deciders' notes about them."""
 
     layer: int
     """The layer this point belongs to, counted from 1."""
@@ -160,16 +191,16 @@ class State:
     gate: Tensor | None = None
     """[B] the factor on this layer's residual branches, if one was said before it."""
     any_frozen: bool = False
-    """Whether some row may be frozen: most methods never freeze, and then nobody need look."""
-    notes: dict[str, Tensor] = field(default_factory=dict)
-    """Per-sequence notes [B, …] a method keeps between layers; they follow the sequences that stay."""
-    row_notes: dict[str, Tensor] = field(default_factory=dict)
-    """Per-row notes [N, …]; they follow the rows that stay."""
+    """Whether some row may be frozen: most deciders never freeze, and then nobody need look."""
+    input_notes: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    """`Inputs.notes` of the live rows, [N, …] each; all deciders read them, none writes."""
+    notes: dict[Hashable, Notes] = field(default_factory=dict)
+    """What each decider has noted (see `notes_of`)."""
     context: Any = None
     """What this pass is for, if it is not plain serving (a training pass, a configuration under search): an object of
     the method's own, as given to the engine's `run`."""
     providers: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
-    """What an engine computes only if the method asks: see `exit_logits`, `pooled`, `attention_received`."""
+    """What an engine computes only if a decider asks: see `exit_logits`, `pooled`, `attention_received`."""
 
     @property
     def n_rows(self) -> int:
@@ -189,20 +220,35 @@ class State:
         """[B, d] the state of position 0 ([CLS], <s>) of each sequence."""
         return self.rows[self.starts]
 
+    def notes_of(self, decider: Hashable) -> Notes:
+        """What this decider has noted about the sequences and rows at hand; it may add to it."""
+        return self.notes.setdefault(decider, Notes())
+
+    @property
+    def note_names(self) -> frozenset[tuple[object, ...]]:
+        """Which notes there are, and whose: only states with the same ones can be joined."""
+        own = [
+            (decider, kind, name)
+            for decider, notes in self.notes.items()
+            for kind, named in vars(notes).items()
+            for name in named
+        ]
+        return frozenset([*own, *((name,) for name in self.input_notes)])
+
     @property
     def exit_logits(self) -> Tensor:
         """[B, C] answers of the exit at this layer. Asking costs: the exit is run and counted."""
-        return self._ask("exit_logits")
+        return self._provided("exit_logits")
 
     @property
     def pooled(self) -> Tensor:
         """[B, d] what the exit at this layer reads: the first or the mean row, before the exit's own layers."""
-        return self._ask("pooled")
+        return self._provided("pooled")
 
     @property
     def attention_received(self) -> Tensor:
         """[N] attention paid to each row in this layer, summed over heads and updated rows (point 'between')."""
-        return self._ask("attention_received")
+        return self._provided("attention_received")
 
     def spend(self, macs: int | Tensor, who: Tensor | None = None) -> None:
         """Own up to the deciders' work: multiply-adds of the sequences `who` (indices; None: all live ones), one number
@@ -213,11 +259,11 @@ class State:
             each = torch.as_tensor(macs, dtype=self.spent.dtype, device=who.device).expand(len(who))
             self.spent = self.spent.index_add(0, who, each)
 
-    def _ask(self, what: str) -> Tensor:
+    def _provided(self, what: str) -> Tensor:
         if what not in self.providers:
             raise StrettoError(
                 f"Expected a question that can be answered {self.point} layer {self.layer}, got '{what}'. "
-                "Exit logits exist after layers 1..L-1 of a method with exits; attention exists between."
+                "Exit logits exist after layers 1..L-1 of a decider with exits; attention exists between."
             )
         return self.providers[what]()
 
@@ -225,20 +271,15 @@ class State:
     def join(parts: Sequence[State]) -> State:
         """Several states before the same layer as one, their sequences one after another.
 
-        Their notes must have the same names. `rows` belongs to the engine, which joins it in its own way."""
-
-        def joined_notes(name: str) -> dict[str, Tensor]:
-            notes = [getattr(part, name) for part in parts]
-            return {key: torch.cat([note[key] for note in notes]) for key in notes[0]}
-
+        Their `note_names` must be the same. `rows` belongs to the engine, which joins it in its own way."""
         before = [0, *accumulate(part.n_sequences for part in parts)]
         whole = replace(
             parts[0],
             sequence=torch.cat([part.sequence + start for part, start in zip(parts, before, strict=False)]),
             gate=None,
             any_frozen=any(part.any_frozen for part in parts),
-            notes=joined_notes("notes"),
-            row_notes=joined_notes("row_notes"),
+            input_notes=MappingProxyType(joined([part.input_notes for part in parts])),
+            notes={who: Notes.join([part.notes_of(who) for part in parts]) for who in parts[0].notes},
         )
         for name in (*OF_ROWS, *OF_SEQUENCES):
             setattr(whole, name, torch.cat([getattr(part, name) for part in parts]))
@@ -277,14 +318,18 @@ class State:
         """`index` ([M] indices of rows) says which stay and in which order."""
         for name in ("sequence", *OF_ROWS):
             setattr(self, name, getattr(self, name).index_select(0, index))
-        self.row_notes = {name: note.index_select(0, index) for name, note in self.row_notes.items()}
+        if self.input_notes:
+            self.input_notes = MappingProxyType(taken(self.input_notes, index))
+        for notes in self.notes.values():
+            notes.rows = taken(notes.rows, index)
 
     def _take_sequences(self, which: Tensor) -> None:
         """`which` (indices of sequences) says which stay and in which order."""
         for name in OF_SEQUENCES:
             setattr(self, name, getattr(self, name).index_select(0, which))
         self.gate = None if self.gate is None else self.gate.index_select(0, which)
-        self.notes = {name: note.index_select(0, which) for name, note in self.notes.items()}
+        for notes in self.notes.values():
+            notes.sequences = taken(notes.sequences, which)
 
 
 @dataclass

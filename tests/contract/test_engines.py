@@ -17,11 +17,11 @@ from transformers import AutoModelForSequenceClassification
 
 from stretto.backbones import Backbone, backbone_for
 from stretto.engine.cost import flops
+from stretto.engine.decider import Silent
 from stretto.engine.groups import MOST_PADDING, groups
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.methods.base import Method
 from stretto.methods.exits import ExitHeads
 from stretto.state import Decision, Inputs, Output, State
 
@@ -40,19 +40,18 @@ class Chances:
     protect: frozenset[int] = frozenset()
 
 
-class RandomDecisions(Method):
+class RandomDecisions(Silent):
     """Says random verbs that depend on (seed, layer, sequence, position) only: any batch, any order, any padding."""
 
     points = frozenset({"before", "between", "after"})
 
     def __init__(self, chances: Chances, seed: int, d: int, n_layers: int, n_labels: int, names: list[int]) -> None:
-        nn.Module.__init__(self)
-        self.chances, self.seed, self.names = chances, seed, torch.tensor(names)
-        self.restore = chances.restore  # type: ignore[misc]
         torch.manual_seed(1)
-        self.exits = ExitHeads(d, n_layers - 1, n_labels, "mean", 0.0)
-        for parameter in self.exits.parameters():
+        exits = ExitHeads(d, n_layers - 1, n_labels, "mean", 0.0)
+        for parameter in exits.parameters():
             nn.init.normal_(parameter, std=0.2)
+        super().__init__(exits)
+        self.chances, self.seed, self.names, self.restore = chances, seed, torch.tensor(names), chances.restore
 
     def dice(self, salt: int, layer: int, sequence: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Uniform in [0, 1), a fixed function of its arguments."""
@@ -224,7 +223,7 @@ def test_the_ledger_still_holds_where_attention_is_padded(relative: bool, chance
 def test_padded_attention_in_double_precision() -> None:
     backbone = backbone_for(copy.deepcopy(tiny_encoder("bert")).double())
     inputs, method = random_inputs([5, 7, 9]), method_for(backbone, Chances(), 0, [0, 1, 2])
-    method.double()
+    method.exits.double()
     with padding_up_to(1e6), torch.no_grad():
         got = PackedEngine(backbone).run(inputs, method, 0.0)
         torch.testing.assert_close(got.logits, ReferenceEngine(backbone).run(inputs, method, 0.0).logits)
@@ -263,7 +262,7 @@ def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, inputs = tiny_backbone("bert"), random_inputs([9, 30, 17, 5])
     method = method_for(backbone, Chances(drop_between=0.3, exit=0.2, gate=True), 4, list(range(4)))
     whole = PackedEngine(backbone).run(inputs, method, 0.0, keep_hidden=True)
-    monkeypatch.setattr("stretto.engine.packed.CHUNK_ROWS", 16)
+    monkeypatch.setattr("stretto.engine.layer.CHUNK_ROWS", 16)
     assert_same(PackedEngine(backbone).run(inputs, method, 0.0, keep_hidden=True), whole)
 
 

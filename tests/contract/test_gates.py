@@ -9,11 +9,12 @@ from typing import Any
 import pre_norm
 import pytest
 import torch
-from scripted import Scripted, silent
+from scripted import Scripted
 from tiny import STACKS, random_inputs, tiny_backbone, uses_types
 from torch import Tensor
 
 from stretto.backbones import Backbone
+from stretto.engine.decider import Silent
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
@@ -80,14 +81,14 @@ def test_a_gate_scales_both_branches_of_its_layer_alone(engine_class: Any, model
 def test_gates_of_one_change_no_bit(engine_class: Any, model_type: str) -> None:
     engine, inputs = engine_class(tiny_backbone(model_type)), batch(model_type)
     ones = Scripted(lambda state: Decision(gate=torch.ones(state.n_sequences, dtype=torch.float64)), "before")
-    assert torch.equal(run(engine, inputs, ones), run(engine, inputs, silent()))
+    assert torch.equal(run(engine, inputs, ones), run(engine, inputs, Silent()))
 
 
 @pytest.mark.parametrize("engine_class", ENGINES)
 def test_a_sequence_is_not_touched_by_the_gates_of_others(engine_class: Any) -> None:
     engine, inputs = engine_class(tiny_backbone("bert")), batch("bert")
     others = Scripted(lambda state: Decision(gate=torch.where(state.ids == 3, 1.0, 0.4)), "before")
-    got, full = run(engine, inputs, others), run(engine, inputs, silent())
+    got, full = run(engine, inputs, others), run(engine, inputs, Silent())
     assert torch.equal(got[3], full[3])
     assert not torch.allclose(got[0], full[0], atol=1e-2)
 
@@ -96,7 +97,7 @@ def test_int8_gates_as_float32_does() -> None:
     backbone, inputs = tiny_backbone("bert"), batch("bert")
     gates = Scripted(lambda state: Decision(gate=0.2 + 0.1 * state.ids), "before")
     exact, coarse = (run(PackedEngine(backbone, dtype), inputs, gates) for dtype in ("float32", "int8"))
-    ungated = run(PackedEngine(backbone), inputs, silent())
+    ungated = run(PackedEngine(backbone), inputs, Silent())
     assert float((coarse - exact).norm()) < 0.1 * float((ungated - exact).norm())
 
 

@@ -12,33 +12,18 @@ from typing import Any
 import pytest
 import torch
 from executed import assert_same, executed_flops, small_parts
-from tiny import ARCHITECTURES, give_table, random_inputs, tiny_backbone, uses_types
+from tiny import ARCHITECTURES, make, random_inputs, tiny_backbone, uses_types
 
-from stretto.backbones import Backbone
 from stretto.engine.cost import Cost, flops, full_flops
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.engine.replay import record, replay
 from stretto.errors import StrettoError
-from stretto.methods import METHODS, Method, Shape
+from stretto.methods import METHODS
 from stretto.state import Inputs
-from stretto.tasks import Classification, Regression, Task
+from stretto.tasks import Regression
 
 LENGTHS = [9, 5, 1, 12, 5, 7]
-
-
-def make(name: str, backbone: Backbone, task: Task | None = None, **settings: Any) -> Method:
-    """A method with weights strong enough that exits disagree."""
-    task = task or Classification([f"label {i}" for i in range(backbone.n_labels)])
-    if any(field.name == "max_tokens" for field in dataclasses.fields(METHODS[name].Config)):
-        settings.setdefault("max_tokens", 16)  # the texts here are short
-    torch.manual_seed(3)
-    shape = Shape(backbone.d, backbone.n_layers, backbone.n_labels)
-    method: Method = give_table(METHODS[name](METHODS[name].Config(**settings), shape, task))
-    with torch.no_grad():
-        for parameter in method.parameters():
-            parameter.normal_(std=0.4)
-    return method.eval()
 
 
 def pools(name: str) -> list[dict[str, Any]]:

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from scripted import Scripted, silent
+from scripted import Scripted
 from tiny import random_inputs, tiny_backbone, tiny_encoder
 from torch import Tensor, nn
 
 from stretto.backbones import RelativeTerms
 from stretto.engine.attention import relative_scores
 from stretto.engine.cost import flops, full_flops, layer_macs
+from stretto.engine.decider import Silent
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.engine.replay import record, replay
@@ -77,7 +78,7 @@ def test_every_token_is_answered_behind_the_final_norm(engine_class: Any) -> Non
     expected, valid = own_forward(batch(), "TokenClassification"), batch().attention_mask.bool()
     with torch.no_grad():
         for side in ("right", "left"):
-            whole = engine_class(backbone).run(batch(side), silent(), 0.0).logits
+            whole = engine_class(backbone).run(batch(side), Silent(), 0.0).logits
             torch.testing.assert_close(whole[valid], expected.logits[valid], atol=1e-5, rtol=1e-5)
 
         def drop(state: State) -> Decision | None:
@@ -134,7 +135,7 @@ def test_training_reads_what_the_head_reads() -> None:
 
 def test_int8_stays_close() -> None:
     backbone = tiny_backbone("pre-norm")
-    exact, coarse = (PackedEngine(backbone, dtype).run(batch(), silent(), 0.0) for dtype in ("float32", "int8"))
+    exact, coarse = (PackedEngine(backbone, dtype).run(batch(), Silent(), 0.0) for dtype in ("float32", "int8"))
     assert float((coarse.logits - exact.logits).norm()) < 0.1 * float(exact.logits.norm())
 
 
@@ -148,5 +149,5 @@ def test_the_ledger_by_hand() -> None:
 
 def test_the_full_model_costs_one() -> None:
     backbone = tiny_backbone("pre-norm")
-    trace = PackedEngine(backbone).run(batch(), silent(), 0.0).trace
+    trace = PackedEngine(backbone).run(batch(), Silent(), 0.0).trace
     assert torch.equal(flops(trace, backbone), full_flops(trace.lengths, backbone))

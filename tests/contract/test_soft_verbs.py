@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from scripted import Scripted, silent
+from scripted import Scripted
 from tiny import ARCHITECTURES, random_inputs, tiny_backbone, tiny_encoder, uses_types
 from torch import Tensor, nn
 
 from stretto.backbones import backbone_for
+from stretto.engine.decider import Silent
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
@@ -72,7 +73,7 @@ def test_bias_zero_and_factor_one_are_the_full_model(model_type: str) -> None:
 
     engine, inputs = ReferenceEngine(tiny_backbone(model_type)), batch(model_type)
     with torch.no_grad():
-        expected = engine.run(inputs, silent(), 0.0, keep_hidden=True)
+        expected = engine.run(inputs, Silent(), 0.0, keep_hidden=True)
         got = engine.run(inputs, Scripted(neutral, "before", "between"), 0.0, keep_hidden=True)
     assert torch.equal(got.logits, expected.logits)
     assert got.hidden is not None
@@ -166,7 +167,7 @@ def test_skipped_layers_are_as_if_they_were_not_there(model_type: str, stack: st
     short.config.num_hidden_layers = short.config.n_layers = 2
     with torch.no_grad():
         expected = short(**named(inputs)).logits
-        got = ReferenceEngine(backbone_for(whole)).run(inputs, silent(), 0.0, skip=(1, 3))
+        got = ReferenceEngine(backbone_for(whole)).run(inputs, Silent(), 0.0, skip=(1, 3))
     torch.testing.assert_close(got.logits, expected, atol=1e-5, rtol=1e-5)
     assert got.trace.depth.tolist() == [2] * len(LENGTHS)
     assert got.trace.n_query[3].tolist() == [0, 12, 0, 12]
@@ -202,7 +203,7 @@ def test_gradients_equal_those_of_hugging_face(model_type: str) -> None:
         return dict(zip(parameters, found, strict=True))
 
     expected = gradients(model(**named(inputs)).logits)
-    got = gradients(ReferenceEngine(backbone_for(model)).run(inputs, silent(), 0.0).logits)
+    got = gradients(ReferenceEngine(backbone_for(model)).run(inputs, Silent(), 0.0).logits)
     for name, gradient in expected.items():
         mine = got[name]
         if gradient is None or mine is None:
@@ -245,11 +246,11 @@ def test_notes_on_tokens_follow_their_rows(engine_class: Any, side: str) -> None
 
     def check(state: State) -> Decision:
         expected = 100 * state.ids[state.sequence] + state.position
-        assert torch.equal(state.row_notes["mark"], expected)
-        assert torch.equal(state.row_notes["pair"], torch.stack([expected, -expected], dim=-1))
-        own = state.row_notes.setdefault("own", 2 * expected)  # of the method's own making
+        assert torch.equal(state.input_notes["mark"], expected)
+        assert torch.equal(state.input_notes["pair"], torch.stack([expected, -expected], dim=-1))
+        own = state.notes_of("check").rows.setdefault("own", 2 * expected)
         assert torch.equal(own, 2 * expected)
-        assert torch.equal(state.notes.setdefault("who", state.ids), state.ids)
+        assert torch.equal(state.notes_of("check").sequences.setdefault("who", state.ids), state.ids)
         seen.append(state.n_rows)
         if state.point == "after":
             return Decision(exit=(state.ids == 3) & (state.layer == 2))

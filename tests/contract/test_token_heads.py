@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from executed import executed_flops
-from scripted import Scripted, silent
+from scripted import Scripted
 from tiny import ARCHITECTURES, random_inputs, tiny_config, uses_types
 from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 from stretto.backbones import Backbone, backbone_for
 from stretto.engine.cost import Cost, flops
+from stretto.engine.decider import Silent
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.state import Decision, Inputs, State
@@ -57,7 +58,7 @@ def test_every_token_gets_hugging_faces_answer(head: str, model_type: str) -> No
     for engine_class in ENGINES:
         for side in ("right", "left"):  # column = position, whatever the padding
             with torch.no_grad():
-                output = engine_class(backbone).run(batch(model_type, side), silent(), 0.0)
+                output = engine_class(backbone).run(batch(model_type, side), Silent(), 0.0)
             assert output.logits.shape == expected.shape
             torch.testing.assert_close(output.logits[valid], expected[valid], atol=1e-5, rtol=1e-5)
             assert not bool(output.logits[~valid].any())
@@ -101,7 +102,7 @@ def test_a_dropped_token_is_answered_from_its_last_state(engine_class: Any) -> N
 
 def test_the_ledger_counts_the_head_of_every_token() -> None:
     backbone, inputs = token_backbone("bert", "tokens"), random_inputs([9, 5, 30, 5, 17])
-    for method in (silent(), Scripted(drop_some, "before", "between", restore=True)):
+    for method in (Silent(), Scripted(drop_some, "before", "between", restore=True)):
         executed, output = executed_flops(PackedEngine(backbone), inputs, method, 0.0)
         assert executed == pytest.approx(int(flops(output.trace, backbone).sum()), rel=0.01)
     assert backbone.head_macs == backbone.d * 5

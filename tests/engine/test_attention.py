@@ -120,16 +120,16 @@ def test_sums_of_some_rows_are_those_of_all(wanted: list[list[int]], padding: fl
 
 def test_sorting_by_length_takes_everything_along() -> None:
     state = ragged_state([1, 2, 3], [4], [5, 6], dial=[0.1, 0.2, 0.3])
-    state.notes["name"] = torch.tensor([10, 11, 12])
-    state.row_notes["score"] = state.attention_received
+    notes = state.notes_of("somebody")
+    notes.sequences["name"], notes.rows["score"] = torch.tensor([10, 11, 12]), state.attention_received
     state.gate = torch.tensor([0.5, 0.6, 0.7])
     index = state.sort_by_length()
     assert state.lengths.tolist() == [1, 2, 3]
     assert index.tolist() == state.row_ids.tolist() == [3, 4, 5, 0, 1, 2]
     assert state.sequence.tolist() == [0, 1, 1, 2, 2, 2]
     assert state.position.tolist() == [0, 0, 1, 0, 1, 2]
-    assert by_sequence(state.row_notes["score"], state) == [[4], [5, 6], [1, 2, 3]]
+    assert by_sequence(notes.rows["score"], state) == [[4], [5, 6], [1, 2, 3]]
     assert state.ids.tolist() == [1, 2, 0]
-    assert state.notes["name"].tolist() == [11, 12, 10]
+    assert notes.sequences["name"].tolist() == [11, 12, 10]
     assert_close(state.dial, torch.tensor([0.2, 0.3, 0.1], dtype=torch.float64))
     assert_close(state.gate, torch.tensor([0.6, 0.7, 0.5]))

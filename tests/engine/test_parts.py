@@ -52,12 +52,16 @@ def test_neighbours_are_joined_as_long_as_their_rows_fit() -> None:
 
 def test_parts_with_other_notes_stay_apart() -> None:
     parts = parts_of([2, 2, 2], 1)
-    parts[1].state.notes["counter"] = torch.zeros(1)
+    parts[0].state.notes_of("mine")  # asked for, but nothing noted
+    parts[1].state.notes_of("mine").sequences["counter"] = torch.zeros(1)
     assert len(merged(parts, 100)) == 3
     for part in parts:
-        part.state.notes["counter"] = torch.ones(1)
+        part.state.notes_of("mine").sequences["counter"] = torch.ones(1)
+        part.state.notes_of("yours").rows["counter"] = torch.zeros(2)
     (whole,) = merged(parts, 100)
-    assert whole.state.notes["counter"].tolist() == [1, 1, 1]
+    assert whole.state.notes_of("mine").sequences["counter"].tolist() == [1, 1, 1]
+    assert whole.state.notes_of("yours").rows["counter"].tolist() == [0] * 6
+    assert whole.state.note_names == parts[0].state.note_names
 
 
 @pytest.mark.parametrize("verb", ["exit", "drop"])

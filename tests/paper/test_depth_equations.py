@@ -163,7 +163,7 @@ def test_a_tally_adds_up_whenever_it_settles(monkeypatch: pytest.MonkeyPatch) ->
 def by_depth(depth: Tensor, inputs: Inputs) -> tuple[Inputs, Scripted]:
     """[B, T] depths -> a batch that carries them, and a method that freezes by them."""
     noted = dataclasses.replace(inputs, notes={"depth": depth})
-    return noted, Scripted(lambda state: Decision(freeze=state.row_notes["depth"] < state.layer), "before")
+    return noted, Scripted(lambda state: Decision(freeze=state.input_notes["depth"] < state.layer), "before")
 
 
 def copied_upwards(engine: ReferenceEngine, inputs: Inputs, depth: Tensor) -> Tensor:

@@ -126,8 +126,9 @@ def test_power_bert_drops_the_least_significant_at_its_strength() -> None:
         method.weights.copy_(torch.tensor([[1, 1, 1, 0.0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]]))
     scores = [0.0, 0.3, 0.1, 0.5, 0.2], [0.0, 0.1, 0.2]
     state = ragged_state(*scores, dial=1.0)
-    assert by_sequence(method.decide(state).drop, state) == [[False, False, True, False, True], [False] * 3]
-    assert torch.equal(state.row_notes["score"], state.attention_received)
+    decision = method.decide(state)
+    assert by_sequence(decision.drop, state) == [[False, False, True, False, True], [False] * 3]
+    assert torch.equal(decision.score, state.attention_received)
     state = ragged_state(*scores, dial=[0.5, 0.0])  # 5 - 0.5·2 = 4 stay
     assert by_sequence(method.decide(state).drop, state) == [[False, False, True, False, False], [False] * 3]
     # the protected count for one: position 2 and the best two others stay
@@ -139,8 +140,8 @@ def test_power_bert_measures_strength_from_the_length_that_came_in() -> None:
     method = build("power_bert", max_tokens=6)
     with torch.no_grad():
         method.weights.copy_(torch.tensor([[1, 1, 0.0, 0, 0, 0]]).expand(3, 6))
-    notes = {"places": torch.tensor([6])}  # six tokens came in; layer 1 left four: 6 - 0.5·4 = 4
-    state = ragged_state([0.0, 0.3, 0.1, 0.5], dial=0.5, layer=2, notes=notes)
+    state = ragged_state([0.0, 0.3, 0.1, 0.5], dial=0.5, layer=2)
+    state.notes_of(method).sequences["places"] = torch.tensor([6])  # six came in; layer 1 left four: 6 - 0.5·4 = 4
     assert method.decide(state) is None
 
 
@@ -319,28 +320,31 @@ def test_a_constant_ratio_counts_from_the_length_that_came_in() -> None:
     method = build("constant_ratio")
     state = ragged_state([0.0, 0.3, 0.1, 0.5, 0.2], dial=0.5)  # ceil 2.5 = 3
     assert method.decide(state).drop.tolist() == [False, False, True, False, True]
-    state = ragged_state([0.0, 0.3, 0.5], dial=0.5, layer=2, notes={"length": torch.tensor([5])})  # ceil 1.25 = 2
+    state = ragged_state([0.0, 0.3, 0.5], dial=0.5, layer=2)
+    state.notes_of(method).sequences["length"] = torch.tensor([5])  # ceil 1.25 = 2
     assert method.decide(state).drop.tolist() == [False, True, False]
 
 
 def test_two_tokens_stay_and_nobody_is_asked_for_their_attention() -> None:
     method, state = build("constant_ratio"), ragged_state([0.0, 0.3], [0.0, 0.1], dial=0.1)
-    assert method.decide(state).drop is None
-    assert "score" not in state.row_notes
+    decision = method.decide(state)
+    assert decision.drop is None and decision.score is None
 
 
 def test_a_length_is_not_a_little_more_than_it_is() -> None:
-    state = ragged_state([0.0] * 20, dial=0.8, layer=2, notes={"length": torch.tensor([25])})  # 0.8² · 25 = 16
-    assert int(build("constant_ratio").decide(state).drop.sum()) == 20 - 16
+    method, state = build("constant_ratio"), ragged_state([0.0] * 20, dial=0.8, layer=2)
+    state.notes_of(method).sequences["length"] = torch.tensor([25])  # 0.8² · 25 = 16
+    assert int(method.decide(state).drop.sum()) == 20 - 16
 
 
 def test_constant_ratio_selects_by_attention_chance_or_saliency() -> None:
     scores, salient = [0.0, 0.3, 0.1, 0.5], torch.tensor([0.0, 0.1, 0.7, 0.2])
     dropped = {}
     for select in ("attention", "random", "saliency"):
-        state = ragged_state(scores, dial=0.5, row_notes={"saliency": salient})
-        dropped[select] = build("constant_ratio", select=select, selection_seed=3).decide(state).drop.tolist()
-        assert "score" in state.row_notes
+        state = ragged_state(scores, dial=0.5, input_notes={"saliency": salient})
+        decision = build("constant_ratio", select=select, selection_seed=3).decide(state)
+        dropped[select] = decision.drop.tolist()
+        assert decision.score is not None
     assert dropped["attention"] == [False, True, True, False]
     assert dropped["saliency"] == [False, True, False, True]
     drawn = chance(torch.arange(4), seed=3)

@@ -51,8 +51,8 @@ class Reader(Full):
         if state.point == "after":
             return Decision(exit=torch.full_like(state.ids, state.layer == 3, dtype=torch.bool))
         score = state.position.double().add(1)
-        state.row_notes["score"] = score / score.sum()
-        return Decision(drop=state.row_notes["score"] < 1 / state.n_rows)
+        score = score / score.sum()
+        return Decision(drop=score < 1 / state.n_rows, score=score)
 
 
 class Freezer(Reader):

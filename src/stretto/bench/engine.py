@@ -33,9 +33,10 @@ from stretto.bench.baselines import GemmLimit, OnnxRuntime, hugging_face, padded
 from stretto.bench.pool import MIXES, SHAPES, Pool, random_model
 from stretto.bench.report import engine_table, engine_targets
 from stretto.bench.results import Results, cells, now
-from stretto.bench.script import Scripted, ScriptedDrop, ScriptedExit, drop_schedule
+from stretto.bench.script import ScriptedDrop, ScriptedExit, drop_schedule
 from stretto.bench.timing import Contender, interleaved
 from stretto.engine.cost import flops
+from stretto.engine.decider import Decider, Silent
 from stretto.engine.linear import DTYPES
 from stretto.engine.packed import PackedEngine
 from stretto.errors import StrettoError
@@ -161,10 +162,10 @@ class ShapeBench:
             work = padded_flops(pool.mixed, self.backbone)
             yield Contender("onnx", dtype, self.onnx.steps(pool.mixed, dtype), work, library="onnx")
         engine = self.engine(dtype)
-        everything = [engine.run(inputs, Scripted(), 0.0).trace for inputs in pool.mixed]
+        everything = [engine.run(inputs, Silent(), 0.0).trace for inputs in pool.mixed]
         limit = self.limits[dtype]
         yield warm(Contender("gemm", dtype, limit.steps(everything), limit.flops(everything)))
-        yield self.packed("full", engine, pool, [Scripted() for _ in pool.mixed])
+        yield self.packed("full", engine, pool, [Silent() for _ in pool.mixed])
         for factor in DROP_FACTORS:
             script = ScriptedDrop(drop_schedule(factor, pool.lengths, self.backbone))
             yield self.packed(f"drop_{factor}x", engine, pool, [script for _ in pool.mixed])
@@ -178,9 +179,11 @@ class ShapeBench:
             self.limits[dtype] = GemmLimit(self.engines[dtype])
         return self.engines[dtype]
 
-    def packed(self, name: str, engine: PackedEngine, pool: Pool, methods: Sequence[Scripted]) -> Contender:
-        """The packed engine with one method per batch. Counting its FLOPs runs, and so warms up, every batch."""
-        steps = [partial(engine.run, inputs, method, 0.0) for inputs, method in zip(pool.mixed, methods, strict=True)]
+    def packed(self, name: str, engine: PackedEngine, pool: Pool, deciders: Sequence[Decider]) -> Contender:
+        """The packed engine with one decider per batch. Counting its FLOPs runs, and so warms up, every batch."""
+        steps = [
+            partial(engine.run, inputs, decider, 0.0) for inputs, decider in zip(pool.mixed, deciders, strict=True)
+        ]
         work = sum(float(flops(step().trace, self.backbone).sum()) for step in steps)
         return Contender(name, engine.dtype, steps, work, scripted=name != "full")
 

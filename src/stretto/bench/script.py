@@ -1,4 +1,4 @@
-"""Methods that decide by a script instead of by the input, so that a benchmark knows beforehand what is saved.
+"""Deciders that follow a script instead of by the input, so that a benchmark knows beforehand what is saved.
 
 Dropping follows a geometric schedule: before layer l each sequence keeps the first ⌈keep_l · n⌉ of its n tokens,
 
@@ -14,29 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stretto.backbones import Backbone
 from stretto.engine.cost import flops, full_flops
-from stretto.methods.base import Dial, Method
-from stretto.methods.exits import ExitHeads
+from stretto.engine.decider import Exits, Silent
 from stretto.state import Decision, State, Trace
 
 WHOLE_FIRST_LAYER = 1.4  # layers' worth of FLOPs that must be left for layer 1 to see all tokens
 
 
-class Scripted(Method):
-    """Decides nothing: the full model."""
-
-    name = "scripted"
-    dial = Dial("none", "the script is fixed", off=0.0, sweep=(0.0,), upper=0.0)
-
-    def __init__(self) -> None:
-        nn.Module.__init__(self)
-        self.exits = None
-
-
-class ScriptedDrop(Scripted):
+class ScriptedDrop(Silent):
     """Before layer l, a sequence of n tokens keeps the first ⌈keep[l - 1] · n⌉."""
 
     points = frozenset({"before"})
@@ -47,21 +35,21 @@ class ScriptedDrop(Scripted):
 
     def decide(self, state: State) -> Decision | None:
         if state.layer == 1:
-            state.notes["length"] = state.lengths
+            state.notes_of(self).sequences["length"] = state.lengths
         if self.keep[state.layer] == self.keep[state.layer - 1]:
             return None
-        kept = kept_tokens(self.keep[state.layer], state.notes["length"])
+        kept = kept_tokens(self.keep[state.layer], state.notes_of(self).sequences["length"])
         return Decision(drop=state.position >= kept[state.sequence])
 
 
-class ScriptedExit(Scripted):
+class ScriptedExit(Silent):
     """After `layer` every other sequence leaves: those whose index in the pool (`first` + index in batch) is even."""
 
     points = frozenset({"after"})
 
-    def __init__(self, layer: int, exits: ExitHeads, first: int = 0) -> None:
-        super().__init__()
-        self.layer, self.exits, self.first = layer, exits, first
+    def __init__(self, layer: int, exits: Exits, first: int = 0) -> None:
+        super().__init__(exits)
+        self.layer, self.first = layer, first
 
     def decide(self, state: State) -> Decision | None:
         if state.layer != self.layer:

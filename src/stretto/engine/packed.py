@@ -8,24 +8,20 @@ that oneDNN meets few shapes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from stretto.backbones import Backbone
 from stretto.engine.attention import PackedAttention
+from stretto.engine.decider import Decider, LayerExits
 from stretto.engine.groups import LayerShape
 from stretto.engine.layer import PackedLayer
-from stretto.engine.linear import product
-from stretto.engine.parts import TALL, Part, cut, merged, rounded, take
+from stretto.engine.parts import TALL, Part, cut, merged, take
 from stretto.engine.run import Run, first_state
 from stretto.state import Inputs, Output, State
-
-if TYPE_CHECKING:
-    from stretto.methods.base import Method
-    from stretto.methods.exits import ExitHeads
 
 
 def blank_tail(like: Tensor, rows: int) -> Tensor:
@@ -38,27 +34,6 @@ def blank_tail(like: Tensor, rows: int) -> Tensor:
 def count_by(sequence: Tensor, state: State) -> Tensor:
     """[B] how many of some rows, given by their sequence, belong to each sequence."""
     return torch.bincount(sequence, minlength=state.n_sequences)
-
-
-class PackedExits:
-    """A method's exits: the product of each, which is most of its work, is laid out as those of the layers are."""
-
-    def __init__(self, exits: ExitHeads) -> None:
-        self.exits, self.macs, self.stamp = exits, exits.macs, stamp(exits.parameters())
-        self.poolers = [
-            product(cast(nn.Linear, pooler), dtype="float32", activation=torch.tanh) for pooler in exits.poolers
-        ]
-        self.classifiers = list(exits.classifiers)  # looking one up in a ModuleList takes time
-
-    def is_of(self, exits: ExitHeads) -> bool:
-        return self.exits is exits and self.stamp == stamp(exits.parameters())
-
-    def pool_rows(self, rows: Tensor, state: State) -> Tensor:
-        return self.exits.pool_rows(rows, state)
-
-    def __call__(self, layer: int, pooled: Tensor) -> Tensor:
-        """Answers of the exit after `layer` (from 1): [B, d] -> [B, C]."""
-        return self.classifiers[layer - 1](self.poolers[layer - 1](rounded(pooled))[: len(pooled)])
 
 
 def stamp(weights: Iterable[Tensor]) -> int:
@@ -85,20 +60,20 @@ class PackedEngine:
             if key not in shared:
                 shared[key] = PackedLayer(backbone, layer, dtype)
             self.layers.append(shared[key])
-        self._exits: PackedExits | None = None
+        self._exits: tuple[object, int, LayerExits] | None = None
 
     @torch.inference_mode()
     def run(
-        self, inputs: Inputs, method: Method, dial: float | Tensor, *,
+        self, inputs: Inputs, decider: Decider, dial: float | Tensor, *,
         batch_size: int | None = None, keep_hidden: bool = False, context: Any = None,
     ) -> Output:  # fmt: skip
         """Logits and trace of all sequences. `batch_size` of them (default: all) are computed at once; where they are
-        short, or little is left of them, those of several batches (see `parts`). `context` reaches the method as
+        short, or little is left of them, those of several batches (see `parts`). `context` reaches the decider as
         `State.context`."""
         lengths = inputs.attention_mask.sum(dim=1)
         states = [first_state(inputs, dial, which, context) for which in cut(lengths, batch_size)]
         most_rows = max(TALL, *(state.n_rows for state in states))
-        run = Run(self.backbone, method, inputs, states[0], exits=self._exits_of(method), keep_hidden=keep_hidden)
+        run = Run(self.backbone, decider, inputs, states[0], exits=self._exits_of(decider), keep_hidden=keep_hidden)
         bias_table = self.backbone.position_bias(int(lengths.max()))
         parts = [Part(state, self._embed(inputs, state)) for state in states]
         for layer in range(1, self.backbone.n_layers + 1):
@@ -119,13 +94,15 @@ class PackedEngine:
                 rows = take(rows, stay)
         return Part(run.state, rows)
 
-    def _exits_of(self, method: Method) -> PackedExits | None:
+    def _exits_of(self, decider: Decider) -> LayerExits | None:
         """Laid out once, and anew for other exits or where a weight has changed since."""
-        if method.exits is None:
+        exits = decider.exits
+        if exits is None:
             return None
-        if self._exits is None or not self._exits.is_of(method.exits):
-            self._exits = PackedExits(method.exits)
-        return self._exits
+        now = stamp(exits.parameters())
+        if self._exits is None or self._exits[0] is not exits or self._exits[1] != now:
+            self._exits = (exits, now, exits.packed())
+        return self._exits[2]
 
     def _embed(self, inputs: Inputs, state: State) -> Tensor:
         sequence = state.ids[state.sequence]

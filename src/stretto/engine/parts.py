@@ -32,9 +32,8 @@ class Part:
     """[≥ N, d]: the live rows, and a few more that nobody reads (`round_up`)."""
 
     def can_join(self, other: Part) -> bool:
-        """A method may keep notes on some sequences only (by their dial, say): these stay among themselves."""
-        mine, theirs = self.state, other.state
-        return mine.notes.keys() == theirs.notes.keys() and mine.row_notes.keys() == theirs.row_notes.keys()
+        """A decider may keep notes on some sequences only (by their dial, say): these stay among themselves."""
+        return self.state.note_names == other.state.note_names
 
 
 def round_up(rows: int) -> int:

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stretto.backbones import Backbone
 from stretto.engine.attention import relative_scores
+from stretto.engine.decider import Decider
 from stretto.engine.run import Run, first_state
 from stretto.state import Inputs, Output, State
-
-if TYPE_CHECKING:
-    from stretto.methods.base import Method
 
 
 class PaddedTable:
@@ -120,14 +118,14 @@ class ReferenceEngine:
         return [*map(self.backbone.for_head, states[1:-1]), states[-1]]
 
     def run(
-        self, inputs: Inputs, method: Method, dial: float | Tensor, *,
+        self, inputs: Inputs, decider: Decider, dial: float | Tensor, *,
         keep_hidden: bool = False, skip: Collection[int] = (), context: Any = None,
     ) -> Output:  # fmt: skip
         """What the packed engine computes, differentiably. Layers in `skip` (from 1) are left out for all sequences.
 
-        `context` reaches the method as `State.context`."""
+        `context` reaches the decider as `State.context`."""
         state = first_state(inputs, dial, context=context)
-        run = Run(self.backbone, method, inputs, state, keep_hidden=keep_hidden, soft=True)
+        run = Run(self.backbone, decider, inputs, state, keep_hidden=keep_hidden, soft=True)
         table = PaddedTable(self.embed(inputs), inputs, run.state)
         for layer in range(1, self.backbone.n_layers + 1):
             if layer not in skip:

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from stretto.backbones import Backbone
+from stretto.engine.decider import Decider, Exits, Silent
 from stretto.engine.packed import PackedEngine
 from stretto.engine.run import Run, first_state
-from stretto.methods.base import Method
 from stretto.state import Decision, Inputs, Output, State
-
-if TYPE_CHECKING:
-    from stretto.methods.exits import ExitHeads
 
 
 @dataclass(frozen=True)
@@ -39,15 +35,13 @@ class Recording:
         return len(self.lengths)
 
 
-class Recorder(Method):
-    """A method that never decides and writes down what each exit would read."""
+class Recorder(Silent):
+    """Writes down what each exit would read."""
 
-    name = "recorder"
     points = frozenset({"after"})
 
-    def __init__(self, exits: ExitHeads, batch: int, n_exits: int, d: int) -> None:
-        torch.nn.Module.__init__(self)
-        self.exits = exits
+    def __init__(self, exits: Exits, batch: int, n_exits: int, d: int) -> None:
+        super().__init__(exits)
         self.pooled = next(exits.parameters()).new_zeros(batch, n_exits, d)
 
     def decide(self, state: State) -> Decision | None:
@@ -55,7 +49,7 @@ class Recorder(Method):
         return None
 
 
-def record(engine: PackedEngine, exits: ExitHeads, batches: Iterable[Inputs]) -> Recording:
+def record(engine: PackedEngine, exits: Exits, batches: Iterable[Inputs]) -> Recording:
     """One full pass over the batches."""
     pooled, first, lengths = [], [], []
     for inputs in batches:
@@ -69,13 +63,13 @@ def record(engine: PackedEngine, exits: ExitHeads, batches: Iterable[Inputs]) ->
 
 
 @torch.inference_mode()
-def replay(backbone: Backbone, method: Method, recording: Recording, dial: float | Tensor) -> Output:
-    """What the packed engine would answer and spend, for a method that only exits.
+def replay(backbone: Backbone, decider: Decider, recording: Recording, dial: float | Tensor) -> Output:
+    """What the packed engine would answer and spend, for a decider that only exits.
 
     Each sequence is played by a single row, its pooled state: pooling one row gives that row."""
     one_token = torch.ones(len(recording), 1, dtype=torch.long, device=recording.lengths.device)
     inputs = Inputs(one_token, one_token)
-    run = Run(backbone, method, inputs, first_state(inputs, dial))
+    run = Run(backbone, decider, inputs, first_state(inputs, dial))
     run.trace.lengths = recording.lengths
     run.trace.decider_macs = recording.lengths * backbone.embedding_macs
     for layer in range(1, backbone.n_layers + 1):

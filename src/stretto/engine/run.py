@@ -1,7 +1,7 @@
 """The bookkeeping of one batch on its way through the layers; both engines keep their books here.
 
 An engine computes hidden states in its own way (padded and masked, or packed) and asks the `Run` at the
-three points of every layer what the method decided. The run checks the decision, applies it to the
+three points of every layer what was decided. The run checks the decision, applies it to the
 `State`, writes the `Trace` and collects the answers of the sequences that leave.
 """
 
@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stretto.backbones import Backbone
+from stretto.engine.decider import NOTHING, Decider, LayerExits, ask
 from stretto.state import Decision, Inputs, Output, Point, State, Trace
-
-if TYPE_CHECKING:
-    from stretto.methods.base import Method
-
-NOTHING = Decision()
 
 
 def first_state(inputs: Inputs, dial: float | Tensor, order: Tensor | None = None, context: Any = None) -> State:
@@ -33,7 +30,7 @@ def first_state(inputs: Inputs, dial: float | Tensor, order: Tensor | None = Non
     if inputs.protected is not None:
         protected = protected | inputs.protected[ids[sequence], column]
     lengths = mask.sum(dim=1)
-    row_notes = {name: note[ids[sequence], column] for name, note in inputs.notes.items()}
+    notes = {name: note[ids[sequence], column] for name, note in inputs.notes.items()}
     dials = torch.as_tensor(dial, dtype=torch.float64, device=mask.device).expand(len(mask))
     return State(
         layer=0,
@@ -48,24 +45,15 @@ def first_state(inputs: Inputs, dial: float | Tensor, order: Tensor | None = Non
         dial=dials[ids],
         lengths=lengths[ids],
         spent=torch.zeros_like(ids),
-        row_notes=row_notes,
+        input_notes=MappingProxyType(notes),
         context=context,
     )
-
-
-class Exits(Protocol):
-    """A method's `ExitHeads`, or what an engine has made of them."""
-
-    macs: int
-
-    def pool_rows(self, rows: Tensor, state: State) -> Tensor: ...
-    def __call__(self, layer: int, pooled: Tensor) -> Tensor: ...
 
 
 class LayerExit:
     """The exit after one layer, run (and paid for) only as far as somebody asks."""
 
-    def __init__(self, exits: Exits, layer: int, rows: Tensor, state: State) -> None:
+    def __init__(self, exits: LayerExits, layer: int, rows: Tensor, state: State) -> None:
         self.exits, self.layer, self.rows, self.state = exits, layer, rows, state
 
     @cached_property
@@ -82,7 +70,7 @@ class LayerExit:
         return {"pooled": lambda: self.pooled, "exit_logits": lambda: self.logits}
 
     def answers(self, leaving: Tensor) -> Tensor:
-        """[leaving, C]: what the method saw, or computed now for the leaving sequences (indices) alone."""
+        """[leaving, C]: what the decider saw, or computed now for the leaving sequences (indices) alone."""
         if "logits" in self.__dict__:
             return self.logits.index_select(0, leaving)
         self.state.spend(self.exits.macs, leaving)
@@ -100,21 +88,21 @@ class Booked(NamedTuple):
 
 
 class Run:
-    """One batch, one method."""
+    """One batch, one decider."""
 
     def __init__(
         self,
         backbone: Backbone,
-        method: Method,
+        decider: Decider,
         inputs: Inputs,
         state: State,
         *,
-        exits: Exits | None = None,
+        exits: LayerExits | None = None,
         keep_hidden: bool = False,
         soft: bool = False,
     ) -> None:
-        self.backbone, self.method, self.soft = backbone, method, soft
-        self.exits = exits or method.exits
+        self.backbone, self.decider, self.soft = backbone, decider, soft
+        self.exits = exits or decider.exits
         self.state = state
         """The sequences at hand: all of the batch, or those of one part after another."""
         batch, columns = inputs.input_ids.shape
@@ -132,30 +120,29 @@ class Run:
         return self.state.n_sequences == 0
 
     def listens(self, point: Point) -> bool:
-        """Whether the method decides anything at this point (if not, the engine need not prepare a state)."""
-        return point in self.method.points
+        """Whether anything is decided at this point (if not, the engine need not prepare a state)."""
+        return point in self.decider.points
 
     def ask(self, point: Point, layer: int, rows: Tensor, **providers: Callable[[], Tensor]) -> Decision:
-        """The method's checked decision. `rows` is [N, d]; `layer` counts from 1."""
+        """The decider's checked decision. `rows` is [N, d]; `layer` counts from 1."""
         if not self.listens(point):
             return NOTHING
         state = self.state
         state.point, state.layer, state.rows = point, layer, rows
         state.providers = dict(providers)
-        decision = self.method.decide(state) or NOTHING
+        decision = ask(self.decider, state)
         state.providers = {}  # they hold the rows, and the state: a circle that would keep both from being freed
-        state.row_notes.pop("score", None)  # of this decision alone, for who watches it (`stretto.view.explain`)
         decision.check(state, soft=self.soft)
         return decision
 
     def drop(self, decision: Decision, rows: Tensor) -> Tensor | None:
-        """[N] bool, True for rows that stay, or None if all do. `rows` [N, d] are set aside if the method restores."""
+        """[N] bool, True for rows that stay; None if all do. Those of `rows` [N, d] that go are kept to be restored."""
         if decision.drop is None:
             return None
         dropped = decision.drop & ~self.state.protected
         if not bool(dropped.any()):
             return None
-        if self.method.restore or self.answers_tokens:
+        if self.decider.restore or self.answers_tokens:
             self._shelve(dropped, self.backbone.for_head(rows))
         return ~dropped
 
@@ -205,8 +192,8 @@ class Run:
         return self.state.forget_sequences(leaving)
 
     def _final_answers(self, leaving: Tensor, rows: Tensor) -> Tensor:
-        """[leaving, C] from the model's own head, or from the method's for the sequences that it answers."""
-        state, head, theirs = self.state, self.method.own_head(), self.backbone.head_macs
+        """[leaving, C] from the model's own head, or from the decider's for the sequences that it answers."""
+        state, head, theirs = self.state, self.decider.own_head(), self.backbone.head_macs
         first = state.starts.index_select(0, leaving)
         answered = None if head is None else head.answers(state)  # [B]
         mine = None if answered is None else answered.index_select(0, leaving)

@@ -163,8 +163,7 @@ class AdapLeR(Method):
         state.spend(asked * state.lengths * (self.shape.d + 1) * self.config.predictor_size)
         eta = self.eta[state.layer - 1].clamp(*ETA_RANGE)
         threshold = state.dial * eta / state.lengths  # [B]
-        state.row_notes["score"] = score
-        return Decision(drop=score < threshold[state.sequence])
+        return Decision(drop=score < threshold[state.sequence], score=score)
 
     def predict(self, state: State, asked: Tensor) -> Tensor:
         """[N] what the predictor of this layer says of each row; 0 in the sequences not `asked` ([B] bool)."""
@@ -176,8 +175,8 @@ class AdapLeR(Method):
         return said.new_zeros(state.n_rows).index_put((rows,), said)
 
     def fade(self, state: State, fading: Fading) -> Decision:
-        layer, notes = state.layer - 1, state.row_notes
-        gone = notes.get("gone", torch.zeros_like(notes["saliency"]))  # [N] Σ m of the layers below
+        layer, notes, salience = state.layer - 1, state.notes_of(self).rows, state.input_notes["saliency"]
+        gone = notes.get("gone", torch.zeros_like(salience))  # [N] Σ m of the layers below
         presence = gone.exp()
         dummy = torch.where(state.position == 0, fading.theta_dummy[layer].log(), 0.0)
         everyone = torch.ones_like(state.ids, dtype=torch.bool)
@@ -187,7 +186,7 @@ class AdapLeR(Method):
         removed = torch.where(state.protected, 0.0, removed)
         notes["gone"] = gone + removed
 
-        target = amplified(notes["saliency"], presence.detach(), self.theta[layer].detach(), state)
+        target = amplified(salience, presence.detach(), self.theta[layer].detach(), state)
         log_ratio = torch.where(target > 0, (target.clamp(min=1e-12) / score.clamp(min=1e-12)).log(), 0.0)
         fading.divergence.append(by_sequence(target * log_ratio, state))
         fading.tokens.append(by_sequence(notes["gone"].exp(), state))

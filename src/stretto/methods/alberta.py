@@ -142,18 +142,19 @@ class ALBERTa(Method):
     def decide(self, state: State) -> Decision | None:
         adaptive = state.layer - self.static_layers  # which of the adaptive layers this is, from 1
         lesson = state.context if isinstance(state.context, Lesson) else None
+        notes = state.notes_of(self).sequences
         if state.point == "before":
             if adaptive < 1 or bool((state.dial < 0).all()):
                 return None
-            return Decision(gate=torch.where(state.dial < 0, 1.0, state.notes["gates"][:, adaptive - 1]))
+            return Decision(gate=torch.where(state.dial < 0, 1.0, notes["gates"][:, adaptive - 1]))
         if adaptive < 0:
             return None
         if adaptive == 0:
-            state.notes["gates"] = self.predictor(state.first_rows)
+            notes["gates"] = self.predictor(state.first_rows)
             state.spend(self.predictor.macs)
             if lesson is not None:
-                lesson.gates.append(state.notes["gates"])
-        following = state.notes["gates"][:, adaptive]  # of the next layer
+                lesson.gates.append(notes["gates"])
+        following = notes["gates"][:, adaptive]  # of the next layer
         exit = following < state.dial.to(following)
         if lesson is not None:
             exit = exit | (lesson.last_layer[state.ids] <= state.layer)

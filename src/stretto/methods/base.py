@@ -143,16 +143,16 @@ class TrainingBatch:
 
 
 class Method(nn.Module):
-    """Base of all methods; see CONTRIBUTING for adding one."""
+    """Base of all methods: a `Decider` with a Config, weights and training. See CONTRIBUTING for adding one."""
 
     name: ClassVar[str]
     dial: Dial
     Config: ClassVar[type]
-    points: ClassVar[frozenset[Point]] = frozenset()
+    points: frozenset[Point] = frozenset()
     """Where `decide` is called."""
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     uses_exits: ClassVar[bool] = False
-    restore: ClassVar[bool] = False
+    restore: bool = False
     """Whether dropped tokens get their last state back after the last layer."""
     reads_words: ClassVar[bool] = False
     """Whether `Inputs.notes` are to tell which word each token belongs to (`word`, and `word_key`: see `words.py`)."""

@@ -69,9 +69,9 @@ class ConstantRatio(LengthDrop):
             return super().score(state)
         if self.config.select == "random":
             return chance(state.position, self.config.selection_seed)
-        if "saliency" not in state.row_notes:
+        if "saliency" not in state.input_notes:
             raise StrettoError(
                 "Expected the saliency of every token in Inputs.notes, got none. "
                 "Compute it with stretto.methods.saliency, or select by attention."
             )
-        return state.row_notes["saliency"]
+        return state.input_notes["saliency"]

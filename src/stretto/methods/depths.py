@@ -77,10 +77,11 @@ class DepthAdaptive(Method):
     def decide(self, state: State) -> Decision | None:
         if state.layer <= self.known_after or not bool((state.dial != self.dial.off).any()):
             return None
-        if "depth" not in state.row_notes:
+        notes = state.notes_of(self).rows
+        if "depth" not in notes:
             off = (state.dial == self.dial.off)[state.sequence]
-            state.row_notes["depth"] = torch.where(off, self.shape.n_layers, self.depths(state))
-        return Decision(freeze=state.row_notes["depth"] < state.layer)
+            notes["depth"] = torch.where(off, self.shape.n_layers, self.depths(state))
+        return Decision(freeze=notes["depth"] < state.layer, depth=notes["depth"])
 
     def depth_stage(self, dial: float) -> Stage:
         """The task's loss at this dial; some sequences, drawn anew in every step, run in full."""
@@ -145,15 +146,15 @@ class WordDepths(DepthAdaptive):
 
     def depths(self, state: State) -> Tensor:
         self.check_table()
-        if "word_key" not in state.row_notes:
+        if "word_key" not in state.input_notes:
             raise StrettoError(
                 "Expected the word of every token in Inputs.notes, got none. Tokenise with AdaptiveModel.encode."
             )
-        rows = self.table.find(state.row_notes["word_key"])  # [N]
+        rows = self.table.find(state.input_notes["word_key"])  # [N]
         depth = self.word_depths(rows.clamp(min=0), state.dial[state.sequence])
         depth = torch.where(rows < 0, self.shape.n_layers, depth)  # unseen words and special tokens
         if self.config.special == "deepest":
-            special = state.row_notes["word"] == NO_WORD
+            special = state.input_notes["word"] == NO_WORD
             of_words = torch.where(special, 0, depth)
             deepest = of_words.new_zeros(state.n_sequences).scatter_reduce(0, state.sequence, of_words, "amax")
             deepest = torch.where(deepest == 0, self.shape.n_layers, deepest)  # a text without words

@@ -8,12 +8,14 @@ whose lower layers hardly write to position 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
+from stretto.engine.linear import product
+from stretto.engine.parts import rounded
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share
 from stretto.state import State, first_tokens
 
@@ -69,3 +71,21 @@ class ExitHeads(nn.Module):
     def forward(self, layer: int, pooled: Tensor) -> Tensor:
         """Answers of the exit after `layer` (from 1): [B, d] -> [B, C]."""
         return self.classifiers[layer - 1](self.dropout(torch.tanh(self.poolers[layer - 1](pooled))))
+
+    def packed(self) -> PackedExits:
+        return PackedExits(self)
+
+
+class PackedExits:
+    """Exits for inference: the product of each, which is most of its work, is laid out as those of the layers are."""
+
+    def __init__(self, exits: ExitHeads) -> None:
+        self.pool_rows, self.macs = exits.pool_rows, exits.macs
+        self.poolers = [
+            product(cast(nn.Linear, pooler), dtype="float32", activation=torch.tanh) for pooler in exits.poolers
+        ]
+        self.classifiers = list(exits.classifiers)  # looking one up in a ModuleList takes time
+
+    def __call__(self, layer: int, pooled: Tensor) -> Tensor:
+        """Answers of the exit after `layer` (from 1): [B, d] -> [B, C]."""
+        return self.classifiers[layer - 1](self.poolers[layer - 1](rounded(pooled))[: len(pooled)])

@@ -70,10 +70,11 @@ class Halting(DeeBERT):
         self.predictor = nn.Linear(shape.d, shape.n_layers)
 
     def decide(self, state: State) -> Decision:
+        notes = state.notes_of(self).sequences
         if state.layer == 1:
-            state.notes["depth"] = depth_at_quantile(self.predictor(state.pooled), state.dial)
+            notes["depth"] = depth_at_quantile(self.predictor(state.pooled), state.dial)
             state.spend(self.shape.d * self.shape.n_layers)
-        return Decision(exit=state.notes["depth"] == state.layer)
+        return Decision(exit=notes["depth"] == state.layer)
 
     def stages(self) -> list[Stage]:
         finetuning, exits = super().stages()

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from stretto.errors import StrettoError
 from stretto.methods.base import Dial, Method, Shape, Stage, TrainingBatch
-from stretto.methods.selection import AT_LEAST, drop_all_but, remember_length
+from stretto.methods.selection import AT_LEAST, drop_all_but
 from stretto.methods.settings import Count, Epochs, FinetuningConfig, LearningRate, Share
 from stretto.state import Decision, State
 from stretto.tasks import Task
@@ -117,11 +117,12 @@ class LengthDrop(Method):
         else:
             fraction = self.lengths(state.dial)[:, state.layer - 1]
         # [B]; rounded first: 0.8² · 25 must not be a little more than 16
-        count = (fraction * remember_length(state)).round(decimals=9).ceil().long().clamp(min=AT_LEAST)
+        came_in = state.notes_of(self).sequences.setdefault("length", state.lengths)
+        count = (fraction * came_in).round(decimals=9).ceil().long().clamp(min=AT_LEAST)
         if bool((count >= state.lengths).all()):
             return Decision()
-        state.row_notes["score"] = self.score(state)
-        return Decision(drop=drop_all_but(count, state.row_notes["score"], state))
+        score = self.score(state)
+        return Decision(drop=drop_all_but(count, score, state), score=score)
 
     def score(self, state: State) -> Tensor:
         """[N] what the tokens are ranked by."""

@@ -70,9 +70,10 @@ class PABEE(JointExits):
         return torch.arange(1, self.shape.n_layers + 1)
 
     def decide(self, state: State) -> Decision:
-        logits, before = state.exit_logits, state.notes.get("logits")
+        notes = state.notes_of(self).sequences
+        logits, before = state.exit_logits, notes.get("logits")
         count = torch.zeros_like(state.ids)
         if before is not None:
-            count = agreements(state.notes["agreements"], same_answer(logits, before, self.config.tolerance))
-        state.notes.update(logits=logits, agreements=count)
+            count = agreements(notes["agreements"], same_answer(logits, before, self.config.tolerance))
+        notes.update(logits=logits, agreements=count)
         return Decision(exit=(count >= state.dial) & (state.dial > 0))

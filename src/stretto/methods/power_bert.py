@@ -126,18 +126,15 @@ class PowerBERT(Method):
 
     def decide(self, state: State) -> Decision | None:
         if isinstance(state.context, Searching):
-            return Decision(output_factor=soft_extract(retention(self.weights)[state.layer - 1], self.place(state)))
+            place = places(state.attention_received, state)
+            return Decision(output_factor=soft_extract(retention(self.weights)[state.layer - 1], place))
         present = state.lengths - n_protected(state) + 1  # [B] places, as all protected rows share one
-        n = state.notes.setdefault("places", present)  # those the sequence came in with
+        n = state.notes_of(self).sequences.setdefault("places", present)  # those the sequence came in with
         count = interpolate(n, configuration(retention(self.weights.detach()))[state.layer - 1], state.dial)
         if bool((count >= present).all()):
             return None
-        return Decision(drop=self.place(state) >= count[state.sequence])
-
-    def place(self, state: State) -> Tensor:
-        """[N] places by significance."""
-        state.row_notes["score"] = state.attention_received
-        return places(state.row_notes["score"], state)
+        significance = state.attention_received
+        return Decision(drop=places(significance, state) >= count[state.sequence], score=significance)
 
     def stages(self) -> list[Stage]:
         config = self.config

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from stretto.backbones import backbone_for
 from stretto.data.words import Tally, word_starts, words_in
+from stretto.engine.decider import Silent
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
-from stretto.methods.base import Method
 from stretto.state import Decision, Inputs, State
 
 #: The target of a token that is not to be guessed.
@@ -110,19 +110,18 @@ def in_groups(number: Tensor, share: float) -> Tensor:
 # ---- losses ------------------------------------------------------------------------------------------------
 
 
-class LossRecorder(Method):
-    """A method that decides nothing and asks the head after every layer but the last."""
+class LossRecorder(Silent):
+    """Asks the head after every layer but the last."""
 
-    name = "loss_recorder"
     points = frozenset({"after"})
 
     def __init__(self, model: AnytimeLM, losses: Tensor) -> None:
-        nn.Module.__init__(self)
-        self.model, self.noted, self.exits = model, losses, None  # [B, T, L]
+        super().__init__()
+        self.model, self.noted = model, losses  # [B, T, L]
 
     def decide(self, state: State) -> Decision | None:
         rows = self.model.backbone.for_head(state.rows)
-        self.note(rows, state.row_notes["target"], state.ids[state.sequence], state.position, state.layer)
+        self.note(rows, state.input_notes["target"], state.ids[state.sequence], state.position, state.layer)
         return None
 
     def note(self, rows: Tensor, target: Tensor, sequence: Tensor, position: Tensor, layer: int) -> None:

@@ -27,8 +27,3 @@ def ranks(scores: Tensor, state: State) -> Tensor:
 def drop_all_but(count: Tensor, scores: Tensor, state: State) -> Tensor:
     """[N] bool: True for the rows that do not belong to the best `count` ([B]) of their sequence."""
     return ranks(scores, state) >= count[state.sequence]
-
-
-def remember_length(state: State) -> Tensor:
-    """[B] tokens each sequence came in with; noted at the first call."""
-    return state.notes.setdefault("length", state.lengths)

@@ -1,9 +1,8 @@
 """Which token lives to which layer: one text, run by the model's own method, and watched.
 
 A `Watcher` stands in for the method on the packed engine. It hands every decision through and notes what became of
-each token, by what score the method ranked it (the convention: `state.row_notes["score"]`), what depth it gave it
-(`state.row_notes["depth"]`), and what the exits said that the method asked. Nothing is computed for it: answer and cost
-are those of `AdaptiveModel.predict`.
+each token, by what score it was ranked (`Decision.score`), what depth it was given (`Decision.depth`), and what the
+exits said that the method asked. Nothing is computed for it: answer and cost are those of `AdaptiveModel.predict`.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from torch import Tensor
 
 from stretto.budget.sweep import batches
 from stretto.data.tokenise import Origin, origins
-from stretto.methods.base import Method
-from stretto.methods.pooled_head import PooledHead
+from stretto.engine.decider import Decider, OwnHead, Silent, ask
 from stretto.model import AdaptiveModel, Text
 from stretto.state import Decision, State
 from stretto.tasks import Prediction, SequenceTask
@@ -84,16 +82,14 @@ class Explanation:
         }
 
 
-class Watcher(Method):
-    """A method that decides as another one does, on a batch of one sequence, and takes notes."""
+class Watcher(Silent):
+    """Decides as another decider does, on a batch of one sequence, and writes down what happens."""
 
-    name = "watcher"
     points = frozenset({"before", "between", "after"})
 
-    def __init__(self, method: Method, n_layers: int, n_tokens: int) -> None:
-        torch.nn.Module.__init__(self)
-        self.method, self.exits = method, method.exits
-        self.restore = method.restore  # type: ignore[misc]  # of the class, in all others
+    def __init__(self, watched: Decider, n_layers: int, n_tokens: int) -> None:
+        super().__init__(watched.exits)
+        self.watched, self.restore = watched, watched.restore
         self.lives = torch.zeros(n_layers + 1, n_tokens, dtype=torch.bool)
         self.lives[0] = True
         self.frozen = torch.zeros(n_layers, n_tokens, dtype=torch.bool)
@@ -101,19 +97,18 @@ class Watcher(Method):
         self.depths: list[int] | None = None
         self.exit_logits: dict[int, Tensor] = {}
 
-    def own_head(self) -> PooledHead | None:
-        return self.method.own_head()
+    def own_head(self) -> OwnHead | None:
+        return self.watched.own_head()
 
     def decide(self, state: State) -> Decision:
         if "exit_logits" in state.providers:
             state.providers["exit_logits"] = partial(self._overhear, state.layer, state.providers["exit_logits"])
-        decision = (self.method.decide(state) if state.point in self.method.points else None) or Decision()
-        score = state.row_notes.get("score")
+        decision = ask(self.watched, state)
         position = state.position.cpu()
-        if self.depths is None and "depth" in state.row_notes:  # such methods drop nothing: all tokens are there
-            self.depths = state.row_notes["depth"].tolist()
-        if score is not None:
-            self.scores[state.layer - 1, position] = score.cpu().double()
+        if self.depths is None and decision.depth is not None:  # such methods drop nothing: all tokens are there
+            self.depths = decision.depth.tolist()
+        if decision.score is not None:
+            self.scores[state.layer - 1, position] = decision.score.cpu().double()
         if state.point == "between":  # asked in every layer that runs
             self.frozen[state.layer - 1, position] = state.frozen.cpu()
             stays = torch.ones_like(state.protected)
@@ -136,7 +131,7 @@ def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Expl
     (inputs,) = batches(encoded.features[:1], model.tokenizer.pad_token_id, 1)
     n_layers, n_tokens = model.backbone.n_layers, inputs.input_ids.shape[1]
     watcher = Watcher(model.method, n_layers, n_tokens)
-    model.run(inputs, dial, method=watcher)
+    model.run(inputs, dial, decider=watcher)
     told = {layer: exit_answer(model, logits) for layer, logits in watcher.exit_logits.items()}
     names = model.tokenizer.convert_ids_to_tokens(encoded.features[0]["input_ids"])
     is_text = isinstance(model.task, SequenceTask)  # other tasks cut their inputs in other ways

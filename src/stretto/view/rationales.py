@@ -256,7 +256,7 @@ def _token_scores(
     drops = model.method.points & {"before", "between"}
     if drops:
         watcher = Watcher(model.method, model.backbone.n_layers, inputs.input_ids.shape[1])
-        model.run(inputs, dial, method=watcher)
+        model.run(inputs, dial, decider=watcher)
         own = watcher.scores.numpy()
         own = own / np.maximum(np.nansum(own, axis=1, keepdims=True), np.finfo(float).tiny)
         if "before" in drops and not np.isnan(own).all():

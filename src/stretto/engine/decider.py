@@ -1,0 +1,105 @@
+"""What the engines ask of whoever decides: a method, or something that only watches, records or follows a script.
+
+A `Decider` says where it wants to be asked and decides there. It owns no loop and no mask. What it writes down between
+layers belongs to it alone (`State.notes_of`), so that several deciders can work on one `State`; `ask` asks one of them,
+at a dial of its own if need be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import Tensor
+
+from stretto.state import Decision, Point, State
+
+
+class LayerExits(Protocol):
+    """Exits as an engine runs them: one after each layer but the last."""
+
+    macs: int
+    """Multiply-adds of one exit, for one sequence."""
+
+    def pool_rows(self, rows: Tensor, state: State) -> Tensor:
+        """[N, d] -> [B, d]: what an exit reads."""
+
+    def __call__(self, layer: int, pooled: Tensor) -> Tensor:
+        """Answers of the exit after `layer` (from 1): [B, d] -> [B, C]."""
+
+
+class Exits(LayerExits, Protocol):
+    """Exits as a decider owns them, with weights that may change."""
+
+    def parameters(self) -> Iterator[Tensor]: ...
+
+    def packed(self) -> LayerExits:
+        """The same exits with their weights, as they are now, laid out for the packed engine."""
+
+
+class OwnHead(Protocol):
+    """A head that answers some sequences in the place of the model's own."""
+
+    macs: int
+    """Multiply-adds for one sequence."""
+
+    def answers(self, state: State) -> Tensor:
+        """[B] bool: sequences that this head answers."""
+
+    def pool_rows(self, rows: Tensor, state: State) -> Tensor:
+        """[N, d] -> [B, …]: what it reads."""
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        """[B, …] -> [B, C]"""
+
+
+class Decider(Protocol):
+    """What an engine needs to know of whoever decides."""
+
+    @property
+    def points(self) -> frozenset[Point]:
+        """Where `decide` is called."""
+
+    @property
+    def exits(self) -> Exits | None:
+        """What answers the sequences that leave after a layer; None: the final head does."""
+
+    @property
+    def restore(self) -> bool:
+        """Whether dropped tokens get their last state back after the last layer."""
+
+    def own_head(self) -> OwnHead | None:
+        """A head that answers in the place of the model's own; None if there is none."""
+
+    def decide(self, state: State) -> Decision | None:
+        """What to do with the live rows at this point of this layer; None means nothing."""
+
+
+class Silent:
+    """Decides nothing: the full model. Deciders that are not methods start from it."""
+
+    points: frozenset[Point] = frozenset()
+    restore = False
+
+    def __init__(self, exits: Exits | None = None) -> None:
+        self.exits = exits
+
+    def own_head(self) -> OwnHead | None:
+        return None
+
+    def decide(self, state: State) -> Decision | None:
+        return None
+
+
+NOTHING = Decision()
+
+
+def ask(decider: Decider, state: State, dial: Tensor | None = None) -> Decision:
+    """What a decider says here, if it wants to be asked here. `dial` ([B]; default: the state's) is for it alone."""
+    if state.point not in decider.points:
+        return NOTHING
+    before = state.dial
+    state.dial = before if dial is None else dial
+    decision = decider.decide(state)
+    state.dial = before
+    return decision or NOTHING

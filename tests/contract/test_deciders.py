@@ -1,0 +1,126 @@
+"""Deciders that share a run: each keeps its own notes and decides what it decides alone."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+
+import pytest
+import torch
+from scripted import ragged_state
+from tiny import make, random_inputs, tiny_backbone
+
+from stretto.engine.decider import Decider, Silent, ask
+from stretto.engine.packed import PackedEngine
+from stretto.methods import METHODS, Method
+from stretto.methods.exits import ExitHeads
+from stretto.state import Decision, State
+
+LENGTHS = [9, 5, 1, 12, 5, 7]
+#: What was said, in order: at which point of which layer, and what.
+Said = list[tuple[int, str, Decision]]
+
+
+class InTurn(Silent):
+    """Asks several deciders at every point, each at its own dial, and does what the first of them says."""
+
+    points = frozenset({"before", "between", "after"})
+
+    def __init__(self, exits: ExitHeads, *deciders: tuple[Decider, float]) -> None:
+        super().__init__(exits)
+        self.deciders, self.said = deciders, [Said() for _ in deciders]
+
+    def decide(self, state: State) -> Decision:
+        for (decider, dial), said in zip(self.deciders, self.said, strict=True):
+            decision = ask(decider, state, torch.full_like(state.dial, dial))
+            said.append((state.layer, state.point, decision))
+        return self.said[0][-1][2]
+
+
+class Repeating(Silent):
+    """Says what another decider has said, and notes nothing."""
+
+    points = InTurn.points
+
+    def __init__(self, said: Said) -> None:
+        super().__init__()
+        self.said = iter(said)
+
+    def decide(self, state: State) -> Decision:
+        layer, point, decision = next(self.said)
+        assert (layer, point) == (state.layer, state.point)
+        return decision
+
+
+@cache
+def model() -> tuple[PackedEngine, ExitHeads]:
+    backbone = tiny_backbone("bert")
+    exits = make("deebert", backbone).exits
+    assert exits is not None
+    return PackedEngine(backbone), exits
+
+
+@cache
+def method_and_dial(name: str) -> tuple[Method, float]:
+    method = make(name, model()[0].backbone)
+    sweep = method.dial.sweep
+    return method, sweep[3 * len(sweep) // 4]
+
+
+def said(*deciders: tuple[Decider, float]) -> list[Said]:
+    engine, exits = model()
+    together = InTurn(exits, *deciders)
+    engine.run(random_inputs(LENGTHS), together, 0.0)
+    return together.said
+
+
+def assert_same_decisions(got: Said, expected: Said) -> None:
+    assert len(got) == len(expected) > 0
+    for (_, _, mine), (_, _, theirs) in zip(got, expected, strict=True):
+        for field in fields(Decision):
+            torch.testing.assert_close(getattr(mine, field.name), getattr(theirs, field.name), msg=field.name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_two_methods_on_the_same_states_decide_as_each_does_alone(name: str) -> None:
+    """The second is compared with itself on the same states, where nobody else notes anything."""
+    first = method_and_dial(name)
+    (alone,) = said(first)
+    for other in METHODS:
+        second = method_and_dial(other)
+        if other == name:  # two of a kind keep their notes apart too
+            second = make(name, model()[0].backbone), second[1]
+        _, expected = said((Repeating(alone), 0.0), second)
+        both = said(first, second)
+        assert_same_decisions(both[0], alone)
+        assert_same_decisions(both[1], expected)
+
+
+def test_a_decider_is_asked_where_it_listens_at_its_own_dial() -> None:
+    class Curious(Silent):
+        points = frozenset({"between"})
+
+        def decide(self, state: State) -> Decision:
+            assert state.dial.tolist() == [0.7, 0.8]
+            return Decision(drop=state.position > 0)
+
+    state = ragged_state([0.0, 1.0], [0.0], dial=0.1)
+    decision = ask(Curious(), state, torch.tensor([0.7, 0.8], dtype=torch.float64))
+    assert decision.said.keys() == {"drop"}
+    assert state.dial.tolist() == [0.1, 0.1]
+    state.point = "before"
+    assert not ask(Curious(), state).said
+
+
+def test_notes_on_the_input_are_read_only() -> None:
+    def write(state: State) -> None:
+        state.input_notes["word"] = state.position  # type: ignore[index]
+
+    class Writer(Silent):
+        points = frozenset({"after"})
+
+        def decide(self, state: State) -> None:
+            write(state)
+
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        model()[0].run(random_inputs(LENGTHS), Writer(), 0.0)
