@@ -107,6 +107,7 @@ class AdaptiveModel(nn.Module):
             model.dial, model.operating_points, model.provenance = folder.dial, folder.points, folder.provenance
         elif folder is not None and built.exits is not None and folder.config.get("pool") == built.exits.pool:
             folder.load_weights(built.exits, prefix="exits.", new_labels=new_labels)
+        check_weights(model, str(name_or_path))
         return model.eval()
 
     def save_pretrained(self, path: str | Path) -> None:
@@ -211,6 +212,20 @@ class AdaptiveModel(nn.Module):
                 self.task.decode(logits, encoded), cost.depth.tolist(), cost.per_sequence.tolist(), strict=True
             )
         ]
+
+
+def check_weights(model: nn.Module, name_or_path: str) -> None:
+    """Refuse weights that are NaN or infinite, of an exit too: comparisons with NaN would decide in silence."""
+    for name, weight in model.named_parameters():
+        if not bool(weight.sum().isfinite()) and not bool(
+            weight.isfinite().all()
+        ):  # the sum is quick, but may overflow
+            odd = weight.flatten()[~weight.flatten().isfinite()][0].item()
+            raise StrettoError(
+                f"Expected finite weights in '{name_or_path}', got {odd} in {name.removeprefix('encoder.')}. "
+                "The file is damaged or training has diverged: copy the model again, or train with a lower learning "
+                "rate."
+            )
 
 
 def make_config(method: type[Method], settings: dict[str, Any]) -> Any:

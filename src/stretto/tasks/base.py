@@ -76,6 +76,9 @@ class Task(ABC):
         """What a saved model must know of the task beside its labels."""
         return {}
 
+    def learn_from(self, data: Dataset) -> None:  # noqa: B027  # most tasks have one form of input
+        """Note what a saved model should remember of its training data, so that other inputs are refused."""
+
     # ---- from inputs to features and back
 
     def check_input(self, text: Any) -> tuple[str, ...]:
@@ -140,9 +143,14 @@ def kl(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 def check_finite(logits: Tensor, place: int) -> None:
-    """Refuse the logits of a model that has diverged."""
+    """Refuse the logits of a model that has diverged or is damaged: [C] or [T, C] of one example."""
     if not bool(logits.isfinite().all()):
-        raise StrettoError(
-            f"Expected finite logits, got {logits.flatten()[~logits.flatten().isfinite()][0].item()} for example "
-            f"{place}. Training has diverged: lower the learning rate."
-        )
+        odd = logits.flatten()[~logits.flatten().isfinite()][0].item()
+        raise StrettoError(not_finite(odd, place))
+
+
+def not_finite(value: float, place: int) -> str:
+    return (
+        f"Expected finite logits, got {value} for example {place}. The weights are damaged or training has diverged: "
+        "copy the model again, or train with a lower learning rate."
+    )

@@ -21,13 +21,13 @@ class Classification(SequenceTask):
     main_metric = "accuracy"
     problem_type: ClassVar[str | None] = "single_label_classification"
 
-    def __init__(self, label_names: Sequence[str]) -> None:
+    def __init__(self, label_names: Sequence[str], n_texts: int | None = None) -> None:
         if len(label_names) < 2 or len(set(label_names)) < len(label_names):
             raise StrettoError(
                 f"Expected two or more different label names, got {list(label_names)}. "
                 "Name every class once; a single value per input is the regression task."
             )
-        super().__init__(label_names)
+        super().__init__(label_names, n_texts)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(logits, labels, reduction="none")  # [B]

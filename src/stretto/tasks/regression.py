@@ -19,13 +19,13 @@ class Regression(SequenceTask):
     main_metric = "pearson"
     problem_type: ClassVar[str | None] = "regression"
 
-    def __init__(self, label_names: Sequence[str] = ()) -> None:
+    def __init__(self, label_names: Sequence[str] = (), n_texts: int | None = None) -> None:
         if label_names:
             raise StrettoError(
                 f"Expected no label names for regression, got {list(label_names)}. "
                 "Leave them out, or use the classification task."
             )
-        super().__init__(label_names)
+        super().__init__(label_names, n_texts)
 
     outputs = "a number"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,10 +14,20 @@ from torch import Tensor
 
 from stretto.data.tokenise import Encoded, encode
 from stretto.errors import StrettoError
-from stretto.tasks.base import Logits, Prediction, Task
+from stretto.tasks.base import Logits, Prediction, Task, check_finite, not_finite
+
+if TYPE_CHECKING:
+    from stretto.data import Dataset
 
 #: What metrics take: logits [N, C] and labels [N], from torch, numpy or plain lists.
 ArrayLike = Tensor | NDArray[Any] | Sequence[Any]
+
+#: How many texts an input has, in words, and how to give so many.
+FORMS = {1: "single texts", 2: "pairs of texts"}
+ADVICE = {
+    1: "Name the one column with --text (in Python: pass strings).",
+    2: "Name both columns with --text and --text-b (in Python: pass tuples of two strings).",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,22 @@ class LabelPrediction(Prediction):
 
 
 class SequenceTask(Task):
-    """Logits are [B, C], labels [B]."""
+    """Logits are [B, C], labels [B].
+
+    `n_texts` is what the model learned from: 1 for texts, 2 for pairs, None if unknown (a plain Hugging Face model)."""
+
+    def __init__(self, label_names: Sequence[str], n_texts: int | None = None) -> None:
+        if n_texts not in (None, *FORMS):
+            raise StrettoError(f"Expected 1 (texts) or 2 (pairs) as n_texts, got {n_texts!r:.60}. Leave it out.")
+        super().__init__(label_names)
+        self.n_texts = n_texts
+
+    def settings(self) -> dict[str, Any]:
+        return {} if self.n_texts is None else {"n_texts": self.n_texts}
+
+    def learn_from(self, data: Dataset) -> None:
+        if self.n_texts is None and data.texts:
+            self.n_texts = len(data.texts[0])
 
     def parts_of(self, text: Any) -> tuple[str, ...]:
         parts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, (tuple, list)) else ()
@@ -52,10 +77,20 @@ class SequenceTask(Task):
         self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None,
         *, words: bool = False,
     ) -> Encoded:  # fmt: skip
+        came = next((len(parts) for parts in texts if len(parts) != self.n_texts), None)
+        if came is not None and self.n_texts is not None:
+            raise StrettoError(
+                f"Expected {FORMS[self.n_texts]}, for the model was trained on {FORMS[self.n_texts]}, got "
+                f"{FORMS.get(came, f'{came} texts')}. {ADVICE[self.n_texts]}"
+            )
         return replace(encode(tokenizer, texts, max_length, words=words), labels=labels)
 
     def decode(self, logits: Logits, encoded: Encoded | None = None) -> list[LabelPrediction]:
-        return self.answers(stacked(logits))
+        values = stacked(logits)
+        odd = (~values.isfinite().all(dim=1)).nonzero()
+        if len(odd):
+            check_finite(values[odd[0, 0]], int(odd[0, 0]))
+        return self.answers(values)
 
     def scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Any]) -> dict[str, float]:
         return self.metrics(stacked(logits), labels)
@@ -85,8 +120,5 @@ def as_arrays(logits: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64]
         )
     if not np.isfinite(values).all():
         odd = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
-        raise StrettoError(
-            f"Expected finite logits, got {values[odd].tolist()} for example {odd}. "
-            "Training has diverged: lower the learning rate."
-        )
+        raise StrettoError(not_finite(values[odd][~np.isfinite(values[odd])][0], odd))
     return values, answers

@@ -84,6 +84,7 @@ def train_stages(
         stage.name: load(stage.unlabelled, task=model.task.name, labelled=False) for stage in stages if stage.unlabelled
     }
     work = Path(f"{output}.work")
+    model.task.learn_from(train_data)
     plan = Plan(model, stages, train_data, dev_data, unlabelled, arguments)
     encoded = {"train": plan.encode(train_data), "dev": plan.encode(dev_data)}
     plan.check(work)  # inputs that cannot be encoded leave no plan behind
