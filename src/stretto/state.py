@@ -19,6 +19,7 @@ from torch import Tensor
 from stretto.errors import StrettoError
 
 Point = Literal["before", "between", "after"]
+Stack = Literal["encoder", "decoder"]
 
 #: Which verbs may be said at which point of a layer. The soft ones are for training: only the reference engine,
 #: which computes everything anyway, takes them.
@@ -188,6 +189,8 @@ class State:
     """[B] live rows per sequence."""
     spent: Tensor
     """[B] multiply-adds the deciders used; the engine writes them down when a sequence leaves."""
+    stack: Stack = "encoder"
+    """Which layers these are. In a decoder a row is the newest token of a text, and its sequence is that text."""
     gate: Tensor | None = None
     """[B] the factor on this layer's residual branches, if one was said before it."""
     any_frozen: bool = False

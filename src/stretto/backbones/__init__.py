@@ -9,8 +9,11 @@ from stretto.backbones.alberta import Alberta
 from stretto.backbones.architectures import register_architectures
 from stretto.backbones.base import Backbone, LayerModules, RelativeTerms
 from stretto.backbones.bert import Bert, Electra, Roberta
+from stretto.backbones.decoder import EncoderDecoder
 from stretto.backbones.distilbert import DistilBert
+from stretto.backbones.marian import Bart, Marian
 from stretto.backbones.mpnet import MPNet
+from stretto.backbones.t5 import T5
 from stretto.errors import Registry
 
 BACKBONES: Registry[type[Backbone]] = Registry(
@@ -19,10 +22,22 @@ BACKBONES: Registry[type[Backbone]] = Registry(
     hint="To add one, write a Backbone subclass in stretto/backbones (see docs/backbones.md) and list it there.",
 )
 
+SEQ2SEQ: Registry[type[EncoderDecoder]] = Registry(
+    "encoder–decoder architecture", {name: cls for cls in (Marian, Bart, T5) for name in cls.model_types}
+)
+
 
 def backbone_for(model: Any) -> Backbone:
     """The backbone that serves a Hugging Face model with a head for sequences or tokens."""
     return BACKBONES[model.config.model_type](model)
 
 
-__all__ = ["BACKBONES", "Backbone", "LayerModules", "RelativeTerms", "backbone_for", "register_architectures"]
+def seq2seq_backbone_for(model: Any) -> EncoderDecoder:
+    """The same for a Hugging Face model that writes texts."""
+    return SEQ2SEQ[model.config.model_type](model)
+
+
+__all__ = [
+    "BACKBONES", "SEQ2SEQ", "Backbone", "EncoderDecoder", "LayerModules", "RelativeTerms", "backbone_for",
+    "register_architectures", "seq2seq_backbone_for",
+]  # fmt: skip

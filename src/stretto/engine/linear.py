@@ -15,7 +15,7 @@ from stretto.errors import StrettoError
 
 DTYPES = ("float32", "int8")
 #: Activations that oneDNN computes within a product, by its name for them.
-FUSED: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "tanh": torch.tanh}
+FUSED: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "tanh": torch.tanh, "relu": F.relu}
 
 
 class Product(Protocol):
@@ -110,7 +110,7 @@ def check_dtype(dtype: str) -> None:
 def product(*linears: nn.Linear, dtype: str, activation: Callable[[Tensor], Tensor] | None = None) -> Product:
     """One product for several linears that read the same input (their outputs side by side)."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
-    bias = torch.cat([linear.bias.detach() for linear in linears])
+    bias = torch.cat([bias_of(linear) for linear in linears])
     check_dtype(dtype)
     on_cpu = weight.device.type == "cpu"
     if dtype == "int8":
@@ -120,6 +120,11 @@ def product(*linears: nn.Linear, dtype: str, activation: Callable[[Tensor], Tens
     if on_cpu and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
         return OneDnnProduct(weight, bias, activation)
     return PlainProduct(weight, bias, activation)
+
+
+def bias_of(linear: nn.Linear) -> Tensor:
+    """[out]; zeros for a linear without bias."""
+    return linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias.detach()
 
 
 def computes(known: Callable[[Tensor], Tensor], activation: Callable[[Tensor], Tensor] | None) -> bool:
