@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from stretto.backbones import Backbone, LayerModules, RelativeTerms
+from stretto.backbones import AttentionSpec, Backbone, FeedForwardSpec, LayerSpec, RelativeTerms
 
 FARTHEST = 3  # shorter than most texts of the tests
 
@@ -90,18 +90,16 @@ class PreNormForTokenClassification(PreNorm):
 
 class PreNormBackbone(Backbone):
     model_types: ClassVar[tuple[str, ...]] = ("pre-norm",)
-    pre_norm = True
 
     def list_layers(self) -> list[Any]:
         return list(self.encoder.layers)
 
-    def modules(self, layer: int) -> LayerModules:
-        block = self.layers[layer]
-        return LayerModules(
-            query=block.query, key=block.key, value=block.value, attention_dropout=nn.Dropout(0.0),
-            attention_output=block.out, attention_norm=block.attention_norm, ffn_in=block.ffn_in,
-            activation=torch.relu, ffn_out=block.ffn_out, ffn_norm=block.ffn_norm, relative=block.relative,
-        )  # fmt: skip
+    def layer_spec(self, block: Any) -> LayerSpec:
+        attention = AttentionSpec(
+            block.query, block.key, block.value, block.out, block.heads, nn.Dropout(0.0), relative=block.relative
+        )
+        ffn = FeedForwardSpec(block.ffn_in, torch.relu, block.ffn_out)
+        return LayerSpec(attention, block.attention_norm, ffn, block.ffn_norm, pre_norm=True)
 
     def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
         return self.encoder.words(input_ids)

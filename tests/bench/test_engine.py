@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from stretto.backbones import backbone_for
+from stretto.backbones.spec import LayerMacs
 from stretto.bench import engine as bench
 from stretto.bench.baselines import GemmLimit, OnnxRuntime, hugging_face, require_onnx
 from stretto.bench.engine import bench_engine, engine_table, engine_targets
@@ -100,7 +101,7 @@ def test_cells_hold_consistent_ratios(results: dict[str, Any]) -> None:
 
 def test_the_gemm_limit_makes_the_products_of_a_trace_and_no_others() -> None:
     backbone = backbone_for(random_model("tiny", 0))
-    limit, d, f = GemmLimit(PackedEngine(backbone)), backbone.d, backbone.ffn_size
+    limit, (d, _, f) = GemmLimit(PackedEngine(backbone)), backbone.specs[0].widths
     rows = [(5, 5, 5), (3, 5, 2), (0, 4, 0), *[(0, 0, 0)] * (backbone.n_layers - 3)]  # all; frozen and dropped; gone
     n_query, n_key, n_ffn = (torch.tensor(column).unsqueeze(0) for column in zip(*rows, strict=True))
     trace = Trace(torch.tensor([5]), n_query, n_key, n_ffn, torch.zeros(1))
@@ -113,9 +114,9 @@ def test_the_gemm_limit_makes_the_products_of_a_trace_and_no_others() -> None:
 
         return run
 
-    layer = SimpleNamespace(
-        qkv=counted(d, 3 * d), query=counted(d, d), key_value=counted(d, 2 * d), attention_output=counted(d, d),
-        ffn_out=counted(f, d),
+    layer: Any = SimpleNamespace(
+        spec=backbone.specs[0], qkv=counted(d, 3 * d), query=counted(d, d), key_value=counted(d, 2 * d),
+        attention_output=counted(d, d), ffn_out=counted(f, d),
     )  # fmt: skip
     limit.layers = [(layer, counted(d, f))] * backbone.n_layers
     (step,) = limit.steps([trace])
@@ -188,11 +189,11 @@ def test_missing_onnx_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("factor", [2, 4, 10])
 def test_drop_schedules_hit_their_factor(shape: str, mix: str, batch: int, factor: int) -> None:
     sizes = SHAPES[shape]
-    d = sizes["hidden_size"]
+    d, f, n_layers = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"]
+    spec = SimpleNamespace(macs=LayerMacs(query=d * d, key=2 * d * d, ffn=d * d + 2 * d * f, pair=d))
     backbone: Any = SimpleNamespace(
-        n_layers=sizes["num_hidden_layers"], d=d, ffn_size=sizes["intermediate_size"], relative_rows=0,
-        embedding_macs=0, head_macs=d * d + 2 * d, token_head=None,
-    )  # fmt: skip
+        n_layers=n_layers, specs=[spec] * n_layers, embedding_macs=0, head_macs=d * d + 2 * d, token_head=None
+    )
     lengths = Pool.of(mix, batch, 200, seed=0).lengths
     keep = drop_schedule(factor, lengths, backbone)
     assert list(keep) == sorted(keep, reverse=True)

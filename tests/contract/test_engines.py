@@ -215,7 +215,7 @@ def test_the_ledger_still_holds_where_attention_is_padded(relative: bool, chance
     lengths = list(range(8, 24))
     method = method_for(backbone, chances, 4, list(range(len(lengths))))
     inputs, engine = random_inputs(lengths), PackedEngine(backbone)
-    assert len(groups(engine.shape, tuple(lengths), tuple(lengths), True, torch.device("cpu"))) < len(lengths)
+    assert len(groups(engine.layers[0].shape, tuple(lengths), tuple(lengths), True, torch.device("cpu"))) < len(lengths)
     executed, output = executed_flops(engine, inputs, method, 0.0)
     assert executed == pytest.approx(int(flops(output.trace, backbone).sum()), rel=0.01)
 

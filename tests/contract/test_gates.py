@@ -40,22 +40,23 @@ def gated_layer(backbone: Backbone, layer: int, rows: Tensor, gate: float) -> Te
     """The formula from the layer's modules, for the [n, d] rows of one sequence.
 
     Twice LN(h + p f(h)), or h + p f(LN(h)) in pre-LN layers."""
-    modules, pre = backbone.modules(layer), backbone.pre_norm
-    read = modules.attention_norm(rows) if pre else rows
-    q, k, v = (
-        linear(read).view(len(rows), backbone.n_heads, -1) for linear in (modules.query, modules.key, modules.value)
-    )
+    spec = backbone.specs[layer]
+    attention, ffn, pre = spec.attention, spec.ffn, spec.pre_norm
+    read = spec.attention_norm(rows) if pre else rows
+    projections = (attention.query, attention.key, attention.value)
+    q, k, v = (linear(read).view(len(rows), attention.heads, -1) for linear in projections)
     scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
-    bias = backbone.position_bias(len(rows))
-    if modules.relative is not None:
-        bias = pre_norm.relative_terms(modules.relative, q, k)
-    weights = (scores if bias is None else scores + bias).softmax(dim=-1)
-    context = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
-    hidden = rows + gate * modules.attention_output(context)
-    hidden = hidden if pre else modules.attention_norm(hidden)
-    inner = modules.activation(modules.ffn_in(modules.ffn_norm(hidden) if pre else hidden))
-    hidden = hidden + gate * modules.ffn_out(inner)
-    return hidden if pre else modules.ffn_norm(hidden)
+    if attention.bias is not None:
+        position = torch.arange(len(rows)).unsqueeze(0)
+        scores = scores + attention.bias.scores(position, position)[0]
+    if attention.relative is not None:
+        scores = scores + pre_norm.relative_terms(attention.relative, q, k)
+    context = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v).flatten(1)
+    hidden = rows + gate * attention.output(context)
+    hidden = hidden if pre else spec.attention_norm(hidden)
+    inner = ffn.activation(ffn.into(spec.ffn_norm(hidden) if pre else hidden))
+    hidden = hidden + gate * ffn.out(inner)
+    return hidden if pre else spec.ffn_norm(hidden)
 
 
 @pytest.mark.parametrize("model_type", STACKS)

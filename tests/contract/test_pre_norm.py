@@ -5,7 +5,6 @@ executed is in `test_engines.py`."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from scripted import Scripted
 from tiny import random_inputs, tiny_backbone, tiny_encoder
 from torch import Tensor, nn
 
-from stretto.backbones import RelativeTerms
-from stretto.engine.attention import relative_scores
+from stretto.backbones import AttentionSpec, FeedForwardSpec, LayerSpec, RelativeTerms
 from stretto.engine.cost import flops, full_flops, layer_macs
 from stretto.engine.decider import Silent
 from stretto.engine.packed import PackedEngine
@@ -49,8 +47,9 @@ def test_relative_scores_by_hand() -> None:
         [3 * 1 + 5 * 0.1, 3 * 10 + 6 * 0.2, 3 * 100 + 7 * 0.3],
         [4 * 1 + 5 * 0.1, 4 * 1 + 6 * 0.1, 4 * 10 + 7 * 0.2],
     ]
-    torch.testing.assert_close(relative_scores(terms, q, k, position, position)[0, 0], torch.tensor(expected))
-    last = relative_scores(terms, q[:, :, 2:], k, position[:, 2:], position)  # fewer queries than keys
+    found = terms.scores(*terms.products(q, k), position, position)
+    torch.testing.assert_close(found[0, 0], torch.tensor(expected))
+    last = terms.scores(*terms.products(q[:, :, 2:], k), position[:, 2:], position)  # fewer queries than keys
     torch.testing.assert_close(last[0, 0, 0], torch.tensor(expected[2]))
 
 
@@ -140,11 +139,15 @@ def test_int8_stays_close() -> None:
 
 
 def test_the_ledger_by_hand() -> None:
-    """d = 2, f = 3, tables of 5 rows; 4 queries, 6 keys, 1 row through the FFN."""
-    backbone: Any = SimpleNamespace(d=2, ffn_size=3, relative_rows=5)
-    projections, scores, sums, ffn, relative = 4 * (4 + 2 * 6 + 1), 2 * 4 * 6, 2 * 1 * 6, 2 * 2 * 3 * 1, 2 * 5 * (4 + 6)
-    counted = layer_macs(backbone, *(torch.tensor(n) for n in (4, 6, 1)))
-    assert int(counted) == projections + scores + sums + ffn + relative
+    """d = 2, one head of 4, f = 3, tables of 5 rows; 4 queries, 6 keys, 1 row through the FFN."""
+    relative, wide, back = RelativeTerms(torch.ones(5, 4), torch.ones(5, 4)), nn.Linear(2, 4), nn.Linear(4, 2)
+    attention = AttentionSpec(wide, wide, wide, back, 1, nn.Dropout(0.0), relative=relative)
+    ffn = FeedForwardSpec(nn.Linear(2, 3), torch.relu, nn.Linear(3, 2))
+    spec = LayerSpec(attention, nn.LayerNorm(2), ffn, nn.LayerNorm(2))
+    projections, scores, sums = 8 * (4 + 2 * 6 + 1), 4 * 4 * 6, 4 * 1 * 6
+    between, tables = 2 * 2 * 3 * 1, 4 * 5 * (4 + 6)
+    counted = layer_macs([spec], *(torch.tensor([[n]]) for n in (4, 6, 1)))
+    assert counted.tolist() == [[projections + scores + sums + between + tables]]
 
 
 def test_the_full_model_costs_one() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stretto.backbones import backbone_for
 from stretto.engine.decider import Silent
 from stretto.engine.packed import PackedEngine
-from stretto.engine.reference import ReferenceEngine
+from stretto.engine.reference import ReferenceEngine, undisturbed_bias
 from stretto.errors import StrettoError
 from stretto.methods.exits import ExitHeads
 from stretto.state import Decision, Inputs, State
@@ -92,9 +92,9 @@ def test_a_factor_acts_between_attention_and_ffn(model_type: str) -> None:
     engine = ReferenceEngine(backbone)
     with torch.no_grad():
         got = engine.run(inputs, Scripted(weigh, "between"), 0.0, keep_hidden=True).hidden
-        visible = inputs.attention_mask.bool()
-        bias = engine._bias(inputs.positions, visible, torch.zeros(visible.shape))
-        attended = backbone.attend(1, engine.hidden_states(inputs)[1], bias, inputs.positions)
+        visible, hidden = inputs.attention_mask.bool(), engine.hidden_states(inputs)[1]
+        bias = undisturbed_bias(inputs, hidden)(backbone.specs[1].attention)
+        attended = backbone.attend(1, hidden, bias, inputs.positions)
         expected = backbone.for_head(backbone.feed_forward(1, attended * factor.unsqueeze(-1)))
     assert got is not None
     torch.testing.assert_close(got[visible], expected[visible], atol=1e-5, rtol=1e-5)
@@ -184,9 +184,10 @@ def test_a_skipped_layer_is_not_asked_and_the_last_may_be_one(model_type: str) -
     engine = ReferenceEngine(backbone)
     with torch.no_grad():
         got = engine.run(inputs, Scripted(listen, "before", "between"), 0.0, skip=(2, 4)).logits
-        hidden, visible = engine.embed(inputs), inputs.attention_mask.bool()
-        bias = engine._bias(inputs.positions, visible, torch.zeros(visible.shape))
+        hidden = engine.embed(inputs)
+        bias_of = undisturbed_bias(inputs, hidden)
         for layer in (0, 2):
+            bias = bias_of(backbone.specs[layer].attention)
             hidden = backbone.feed_forward(layer, backbone.attend(layer, hidden, bias, inputs.positions))
         torch.testing.assert_close(got, backbone.classify(backbone.for_head(hidden[:, 0])), atol=1e-5, rtol=1e-5)
     assert asked == [("before", 1), ("between", 1), ("before", 3), ("between", 3)]
@@ -216,7 +217,7 @@ def test_gradients_survive_shortened_tables() -> None:
     """Every sequence drops, so columns are given up: the gradient is that of masks alone."""
     backbone = backbone_for(copy.deepcopy(tiny_encoder("bert")))
     engine, inputs = ReferenceEngine(backbone), batch(side="left")
-    weight = backbone.modules(0).value.weight
+    weight = backbone.specs[0].attention.value.weight
 
     def soft(state: State) -> Decision | None:
         return Decision(attention_bias=going(state) * -1e4) if state.layer == 2 else None

@@ -112,5 +112,5 @@ def test_gradients_reach_dropped_tokens_too() -> None:
     backbone, inputs = token_backbone("bert", "tokens"), batch("bert")
     method = Scripted(drop_some, "before", "between", restore=True)
     logits = ReferenceEngine(backbone).run(inputs, method, 0.0).logits
-    (gradient,) = torch.autograd.grad(logits[:, 2].sum(), backbone.modules(0).ffn_out.weight)  # dropped before layer 2
+    (gradient,) = torch.autograd.grad(logits[:, 2].sum(), backbone.specs[0].ffn.out.weight)  # dropped before layer 2
     assert bool(gradient.any())

@@ -8,15 +8,25 @@ import pytest
 import torch
 from executed import padding_up_to
 from scripted import by_sequence, ragged_state
+from torch import nn
 from torch.testing import assert_close
 
+from stretto.backbones import AttentionSpec
+from stretto.backbones.spec import LayerMacs
 from stretto.engine import attention
 from stretto.engine import groups as grouping
 from stretto.engine.attention import PackedAttention, softmax, weighted_sums
 from stretto.engine.groups import Block, LayerShape, groups, together
 
 CPU = torch.device("cpu")
-SMALL = LayerShape(d=8, heads=2, ffn=32, relative=0)
+
+
+def shape_of(d: int, heads: int, f: int) -> LayerShape:
+    return LayerShape(heads, LayerMacs(query=d * d, key=2 * d * d, ffn=d * d + 2 * d * f, pair=d))
+
+
+SMALL = shape_of(8, 2, 32)
+SPEC = AttentionSpec(*(nn.Linear(8, 8) for _ in range(4)), heads=2, dropout=nn.Dropout(0.0))
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -26,9 +36,9 @@ def test_products_equal_the_fused_kernel(n_key: int, biased: bool, monkeypatch: 
     q = torch.randn(count, heads, n_query, size)
     k, v = torch.randn(2, count, heads, n_key, size)
     bias = torch.randn(count, heads, n_query, n_key) if biased else None
-    products = weighted_sums(q, k, v, bias)
+    products = weighted_sums(q, k, v, bias, 0.3)
     monkeypatch.setattr(attention, "SHORT", 0)
-    assert_close(products, weighted_sums(q, k, v, bias), atol=1e-5, rtol=1e-5)
+    assert_close(products, weighted_sums(q, k, v, bias, 0.3), atol=1e-5, rtol=1e-5)
 
 
 def test_softmax_of_short_rows_survives_large_scores() -> None:
@@ -49,17 +59,15 @@ def test_a_sequence_without_queries_is_passed_over() -> None:
 
 def test_neighbours_are_padded_as_long_as_it_adds_little() -> None:
     """d = 64, ffn = 256: a sequence of n tokens may add (4 · 64 n / 2 + 256 n) / 128 = 3 n pairs."""
-    shape, sizes = LayerShape(d=64, heads=2, ffn=256, relative=0), [8, 9, 10, 10, 12]
+    shape, sizes = shape_of(64, 2, 256), [8, 9, 10, 10, 12]
     # the first four add 400 - 345 = 55 pairs of 111 allowed; with the last they would add 720 - 489 = 231 of 147
     assert list(together(shape, sizes, sizes, sizes)) == [(0, 4), (4, 5)]
     # without the FFN it is (3 · 64 n / 2) / 128 = 0.75 n: 8 and 9 would add 17 of 12.75
     assert list(together(shape, sizes, sizes, [0] * 5)) == [(0, 1), (1, 2), (2, 4), (4, 5)]
-    # tables of 40 rows cost a row 20 pairs: 8 and 9 add 17 + 2 · 20 = 57 of 51
-    assert list(together(shape._replace(relative=40), sizes[:2], sizes[:2], sizes[:2])) == [(0, 1), (1, 2)]
 
 
 def test_sequences_beyond_the_short_are_never_padded() -> None:
-    shape, few = LayerShape(d=384, heads=12, ffn=1536, relative=0), [4] * 6
+    shape, few = shape_of(384, 12, 1536), [4] * 6
     assert list(together(shape, few, [100, 110, 128, 129, 129, 131], few)) == [(0, 3), (3, 5), (5, 6)]
 
 
@@ -81,8 +89,10 @@ def padding(request: pytest.FixtureRequest) -> Iterator[float]:
 
 
 def random_attention(n_query: list[int], n_key: list[int]) -> PackedAttention:
-    k, v = torch.randn(2, sum(n_key), SMALL.d)
-    return PackedAttention(torch.randn(sum(n_query), SMALL.d), k, v, n_query, n_key, SMALL)
+    k, v = torch.randn(2, sum(n_key), SPEC.width)
+    q = torch.randn(sum(n_query), SPEC.width)
+    nowhere = torch.zeros(len(q), dtype=torch.long), torch.zeros(len(k), dtype=torch.long)
+    return PackedAttention(SPEC, SMALL, q, k, v, n_query, n_key, *nowhere)
 
 
 @pytest.mark.parametrize("n_query", [[4, 3, 5], [2, 0, 5], [0, 1, 1]])

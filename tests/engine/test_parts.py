@@ -70,9 +70,9 @@ def test_no_matrix_is_taller_than_in_the_first_layer(verb: str, monkeypatch: pyt
     heights: dict[int, list[int]] = {}
     through = PackedEngine._through
 
-    def watched(self, run, layer, part, bias_table):  # type: ignore[no-untyped-def]
+    def watched(self, run, layer, part):  # type: ignore[no-untyped-def]
         heights.setdefault(layer, []).append(part.state.n_rows)
-        return through(self, run, layer, part, bias_table)
+        return through(self, run, layer, part)
 
     def decide(state: State) -> Decision | None:
         if verb == "exit":

@@ -17,7 +17,7 @@ from stretto.data.tokenise import NO_WORD, UNKNOWN_WORD
 from stretto.data.words import Tally, word_keys, words_in
 from stretto.engine.cost import flops
 from stretto.engine.packed import PackedEngine
-from stretto.engine.reference import ReferenceEngine
+from stretto.engine.reference import ReferenceEngine, undisturbed_bias
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Shape
 from stretto.methods.depth_mi import equal_width_depths, label_edges, mutual_information, presence, towards
@@ -168,11 +168,11 @@ def by_depth(depth: Tensor, inputs: Inputs) -> tuple[Inputs, Scripted]:
 
 def copied_upwards(engine: ReferenceEngine, inputs: Inputs, depth: Tensor) -> Tensor:
     """Eq. 5 word for word, [B, T, d]: every layer for all, and the old state where n > d(x_t)."""
-    backbone, visible = engine.backbone, inputs.attention_mask.bool()
-    hidden = engine.embed(inputs)
-    bias = engine._bias(inputs.positions, visible, hidden.new_zeros(visible.shape))
-    for n in range(1, backbone.n_layers + 1):
-        updated = backbone.feed_forward(n - 1, backbone.attend(n - 1, hidden, bias, inputs.positions))
+    backbone, hidden = engine.backbone, engine.embed(inputs)
+    bias_of = undisturbed_bias(inputs, hidden)
+    for n, spec in enumerate(backbone.specs, start=1):
+        attended = backbone.attend(n - 1, hidden, bias_of(spec.attention), inputs.positions)
+        updated = backbone.feed_forward(n - 1, attended)
         hidden = torch.where((n <= depth).unsqueeze(-1), updated, hidden)
     return backbone.for_head(hidden)
 
@@ -207,7 +207,7 @@ def test_a_frozen_token_costs_its_key_and_value_alone() -> None:
     depth[0, 0] = 4
     noted, method = by_depth(depth, inputs)
     executed, output = executed_flops(PackedEngine(backbone), noted, method, 0.0)
-    d, f, n = backbone.d, backbone.ffn_size, 8
+    (d, _, f), n = backbone.specs[0].widths, 8
     first = 4 * d * d * n + 2 * d * n * n + 2 * d * f * n
     later = 2 * d * d * n + 2 * d * d + 2 * d * n + 2 * d * f  # keys and values of 8, all else of 1
     assert executed == 2 * (first + 3 * later + backbone.head_macs) == int(flops(output.trace, backbone))

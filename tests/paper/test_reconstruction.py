@@ -186,7 +186,7 @@ def test_the_loss_is_summed_over_layers() -> None:
     torch.testing.assert_close(loss, expected)
     loss.backward()
     assert model.embedding.grad is not None and model.head.bias.grad is not None
-    assert model.backbone.modules(3).query.weight.grad is not None
+    assert model.backbone.specs[3].attention.query.weight.grad is not None
 
 
 def test_whole_batches_until_there_are_enough_texts() -> None:
@@ -240,5 +240,5 @@ def test_halting_learns_from_both_terms() -> None:
         stage.objective(batch).backward()
         gradients = dict(model.method.named_parameters())
         assert gradients[trained].grad is not None and bool(gradients[trained].grad.any())
-        assert model.backbone.modules(0).query.weight.grad is not None
+        assert model.backbone.specs[0].attention.query.weight.grad is not None
     assert len(seen) == 1 and seen[0].shape == (8,) and len(set(seen[0].tolist())) > 3

@@ -229,7 +229,7 @@ def test_attention_dropout_is_that_of_attention_and_no_other(architecture: str) 
         "albert": "attention.attention_dropout", "alberta": "attention_dropout", "distilbert": "attention.dropout",
         "mpnet": "attention.attn.dropout",
     }  # fmt: skip
-    assert names[backbone.modules(0).attention_dropout].endswith(known.get(architecture, "attention.self.dropout"))
+    assert names[backbone.specs[0].attention.dropout].endswith(known.get(architecture, "attention.self.dropout"))
     for module in backbone.model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -251,7 +251,7 @@ def test_attention_dropout_is_that_of_attention_and_no_other(architecture: str) 
 
 def test_attention_dropout_holds_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, seen = learner("length_adaptive"), set()
-    module, compute_loss = model.backbone.modules(1).attention_dropout, StageTrainer.compute_loss
+    module, compute_loss = model.backbone.specs[1].attention.dropout, StageTrainer.compute_loss
 
     def watched(trainer: StageTrainer, *args: Any, **named: Any) -> Any:
         seen.add(module.p)

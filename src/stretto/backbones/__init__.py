@@ -7,12 +7,13 @@ from typing import Any
 from stretto.backbones.albert import Albert
 from stretto.backbones.alberta import Alberta
 from stretto.backbones.architectures import register_architectures
-from stretto.backbones.base import Backbone, LayerModules, RelativeTerms
+from stretto.backbones.base import Backbone
 from stretto.backbones.bert import Bert, Electra, Roberta
 from stretto.backbones.decoder import EncoderDecoder
 from stretto.backbones.distilbert import DistilBert
 from stretto.backbones.marian import Bart, Marian
 from stretto.backbones.mpnet import MPNet
+from stretto.backbones.spec import AttentionSpec, BiasTable, FeedForwardSpec, LayerSpec, RelativeTerms
 from stretto.backbones.t5 import T5
 from stretto.errors import Registry
 
@@ -38,6 +39,6 @@ def seq2seq_backbone_for(model: Any) -> EncoderDecoder:
 
 
 __all__ = [
-    "BACKBONES", "SEQ2SEQ", "Backbone", "EncoderDecoder", "LayerModules", "RelativeTerms", "backbone_for",
-    "register_architectures", "seq2seq_backbone_for",
+    "BACKBONES", "SEQ2SEQ", "AttentionSpec", "Backbone", "BiasTable", "EncoderDecoder", "FeedForwardSpec", "LayerSpec",
+    "RelativeTerms", "backbone_for", "register_architectures", "seq2seq_backbone_for",
 ]  # fmt: skip

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from stretto.backbones.base import Backbone, LayerModules
+from stretto.backbones.base import Backbone
+from stretto.backbones.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 
 
 class Albert(Backbone):
@@ -20,19 +21,13 @@ class Albert(Backbone):
         group_of = [int(i / per_group) for i in range(config.num_hidden_layers)]
         return [layer for group in group_of for layer in groups[group].albert_layers]
 
-    def modules(self, layer: int) -> LayerModules:
-        block = self.layers[layer]
-        return LayerModules(
-            query=block.attention.query,
-            key=block.attention.key,
-            value=block.attention.value,
-            attention_dropout=block.attention.attention_dropout,
-            attention_output=block.attention.dense,
-            attention_norm=block.attention.LayerNorm,
-            ffn_in=block.ffn,
-            activation=block.activation,
-            ffn_out=block.ffn_output,
-            ffn_norm=block.full_layer_layer_norm,
+    def layer_spec(self, block: Any) -> LayerSpec:
+        own, heads = block.attention, self.config.num_attention_heads
+        return LayerSpec(
+            AttentionSpec(own.query, own.key, own.value, own.dense, heads, own.attention_dropout),
+            own.LayerNorm,
+            FeedForwardSpec(block.ffn, block.activation, block.ffn_output),
+            block.full_layer_layer_norm,
         )
 
     def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:

@@ -6,33 +6,26 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
-from stretto.backbones.base import Backbone, LayerModules, RelativeTerms
+from stretto.backbones.base import Backbone
+from stretto.backbones.spec import AttentionSpec, FeedForwardSpec, LayerSpec, RelativeTerms
 
 
 class Alberta(Backbone):
     model_types: ClassVar[tuple[str, ...]] = ("alberta",)
-    pre_norm: ClassVar[bool] = True
 
     def list_layers(self) -> list[Any]:
         """The same module stands in the list as often as it runs."""
         return self.encoder.layers
 
-    def modules(self, layer: int) -> LayerModules:
-        block = self.layers[layer]
+    def layer_spec(self, block: Any) -> LayerSpec:
         table = None if block.relative is None else block.relative.weight
-        return LayerModules(
-            query=block.query,
-            key=block.key,
-            value=block.value,
-            attention_dropout=block.attention_dropout,
-            attention_output=block.attention_output,
-            attention_norm=block.attention_norm,
-            ffn_in=block.ffn_in,
-            activation=block.activation,
-            ffn_out=block.ffn_out,
-            ffn_norm=block.ffn_norm,
-            relative=None if table is None else RelativeTerms(key_table=table, query_table=table),
-        )
+        relative = None if table is None else RelativeTerms(key_table=table, query_table=table)
+        attention = AttentionSpec(
+            block.query, block.key, block.value, block.attention_output, block.heads, block.attention_dropout,
+            relative=relative,
+        )  # fmt: skip
+        ffn = FeedForwardSpec(block.ffn_in, block.activation, block.ffn_out)
+        return LayerSpec(attention, block.attention_norm, ffn, block.ffn_norm, pre_norm=True)
 
     def attend(self, layer: int, hidden: Tensor, bias: Tensor, positions: Tensor) -> Tensor:
         block = self.layers[layer]

@@ -1,47 +1,17 @@
-"""What the engines need to know about an architecture: its modules by role, and its few peculiarities.
+"""What the engines need to know about an architecture: the specs of its layers, its embeddings and its head.
 
-Every supported architecture is a stack of post-LN layers: LN(h + attention(h)), then LN(h + FFN(h)), or of pre-LN
-layers: h + attention(LN(h)), then h + FFN(LN(h)), with perhaps one more norm behind the last.
-A backbone hands out the Hugging Face modules themselves; nothing is copied.
+A backbone is a stack of layers, each described by a `LayerSpec` (`stretto.backbones.spec`), with perhaps one more norm
+behind the last. It hands out the Hugging Face modules themselves; nothing is copied.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class RelativeTerms:
-    """What attention scores get by relative position: q_i·key_table[r] + k_j·query_table[r], r = clip(j - i).
-
-    They are divided by √head_dim with q_i·k_j. The positions are those in the input, whatever was dropped between."""
-
-    key_table: Tensor
-    """[2 D + 1, head_dim] from distance -D to D; clip() keeps to these and counts from -D."""
-    query_table: Tensor
-    """[2 D + 1, head_dim]"""
-
-
-@dataclass(frozen=True)
-class LayerModules:
-    """The parts of one layer by role, as Hugging Face stores them."""
-
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    attention_dropout: nn.Dropout
-    attention_output: nn.Linear
-    attention_norm: nn.LayerNorm
-    ffn_in: nn.Linear
-    activation: Callable[[Tensor], Tensor]
-    ffn_out: nn.Linear
-    ffn_norm: nn.LayerNorm
-    relative: RelativeTerms | None = None
+from stretto.backbones.spec import LayerSpec
 
 
 class Backbone(ABC):
@@ -49,20 +19,17 @@ class Backbone(ABC):
 
     model_types: ClassVar[tuple[str, ...]]
     """`config.model_type` values this class serves."""
-    pre_norm: ClassVar[bool] = False
-    """Whether a layer's norms stand before attention and FFN, inside the residual branches, instead of behind them."""
 
     def __init__(self, model: Any) -> None:
         self.model = model  # the Hugging Face …ForSequenceClassification, …ForTokenClassification, …
         self.encoder = model.base_model
         self.config = model.config
         self.layers: list[Any] = self.list_layers()
+        spec_of = {id(block): self.layer_spec(block) for block in self.layers}
+        self.specs = [spec_of[id(block)] for block in self.layers]
+        """One per layer; layers that share their parameters share their spec."""
         self.n_layers = len(self.layers)
         self.d = int(self.config.hidden_size)
-        self.n_heads = int(self.config.num_attention_heads)
-        self.ffn_size = self.modules(0).ffn_in.out_features
-        relative = self.modules(0).relative
-        self.relative_rows = 0 if relative is None else len(relative.key_table)
         self.n_labels = int(self.config.num_labels)
         self.token_head: nn.Linear | None = token_head(model)
         """The head of a model that answers every token; None if it answers sequences."""
@@ -72,8 +39,8 @@ class Backbone(ABC):
         return list(self.encoder.encoder.layer)
 
     @abstractmethod
-    def modules(self, layer: int) -> LayerModules:
-        """The parts of layer `layer` (from 0)."""
+    def layer_spec(self, block: Any) -> LayerSpec:
+        """What a layer is made of; `block` is one of `list_layers`."""
 
     def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
         """All [b, n] -> [b, n, d]. The packed engine calls it with b = 1 and the rows of many sequences."""
@@ -82,16 +49,12 @@ class Backbone(ABC):
     def attend(self, layer: int, hidden: Tensor, bias: Tensor, positions: Tensor) -> Tensor:
         """Attention block with residual and norm: [B, T, d], additive bias [B, 1 or heads, 1 or T, T].
 
-        `positions` ([B, T], in the input) are for relative terms; what `position_bias` says is in the bias."""
+        `positions` ([B, T], in the input) are for relative terms; what the spec's bias table says is in the bias."""
         return self.layers[layer].attention(hidden, attention_mask=bias)[0]
 
     def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
         """FFN block with residual and norm: […, d] -> […, d]."""
         return self.layers[layer].feed_forward_chunk(hidden)
-
-    def position_bias(self, length: int) -> Tensor | None:
-        """[heads, length, length] added to attention scores by relative position, or None."""
-        return None
 
     @property
     def final_norm(self) -> nn.LayerNorm | None:

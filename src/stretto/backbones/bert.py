@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
-from stretto.backbones.base import Backbone, LayerModules
+from stretto.backbones.base import Backbone
+from stretto.backbones.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 
 
 class Bert(Backbone):
     model_types: ClassVar[tuple[str, ...]] = ("bert",)
 
-    def modules(self, layer: int) -> LayerModules:
-        block = self.layers[layer]
-        attention = block.attention
-        return LayerModules(
-            query=attention.self.query,
-            key=attention.self.key,
-            value=attention.self.value,
-            attention_dropout=attention.self.dropout,
-            attention_output=attention.output.dense,
-            attention_norm=attention.output.LayerNorm,
-            ffn_in=block.intermediate.dense,
-            activation=block.intermediate.intermediate_act_fn,
-            ffn_out=block.output.dense,
-            ffn_norm=block.output.LayerNorm,
+    def layer_spec(self, block: Any) -> LayerSpec:
+        inner, outer = block.attention.self, block.attention.output
+        heads = self.config.num_attention_heads
+        return LayerSpec(
+            AttentionSpec(inner.query, inner.key, inner.value, outer.dense, heads, inner.dropout),
+            outer.LayerNorm,
+            FeedForwardSpec(block.intermediate.dense, block.intermediate.intermediate_act_fn, block.output.dense),
+            block.output.LayerNorm,
         )
 
     def head_modules(self) -> list[nn.Module]:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from stretto.backbones.base import Backbone, LayerModules
+from stretto.backbones.base import Backbone
+from stretto.backbones.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 
 
 class DistilBert(Backbone):
@@ -16,19 +17,13 @@ class DistilBert(Backbone):
     def list_layers(self) -> list[Any]:
         return list(self.encoder.transformer.layer)
 
-    def modules(self, layer: int) -> LayerModules:
-        block = self.layers[layer]
-        return LayerModules(
-            query=block.attention.q_lin,
-            key=block.attention.k_lin,
-            value=block.attention.v_lin,
-            attention_dropout=block.attention.dropout,
-            attention_output=block.attention.out_lin,
-            attention_norm=block.sa_layer_norm,
-            ffn_in=block.ffn.lin1,
-            activation=block.ffn.activation,
-            ffn_out=block.ffn.lin2,
-            ffn_norm=block.output_layer_norm,
+    def layer_spec(self, block: Any) -> LayerSpec:
+        own, heads = block.attention, self.config.num_attention_heads
+        return LayerSpec(
+            AttentionSpec(own.q_lin, own.k_lin, own.v_lin, own.out_lin, heads, own.dropout),
+            block.sa_layer_norm,
+            FeedForwardSpec(block.ffn.lin1, block.ffn.activation, block.ffn.lin2),
+            block.output_layer_norm,
         )
 
     def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:

@@ -1,32 +1,36 @@
-"""MPNet: a relative-position bias on the attention scores, shared by all layers; no token types."""
+"""MPNet: a bias on the attention scores by relative position, shared by all layers; no token types."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from stretto.backbones.base import LayerModules
 from stretto.backbones.bert import Roberta
+from stretto.backbones.spec import AttentionSpec, BiasTable, FeedForwardSpec, LayerSpec
+
+#: Where Hugging Face's buckets end: all that is farther shares the last one.
+FARTHEST = 128
 
 
 class MPNet(Roberta):
     model_types: ClassVar[tuple[str, ...]] = ("mpnet",)
 
-    def modules(self, layer: int) -> LayerModules:
-        block = self.layers[layer]
-        attention = block.attention
-        return LayerModules(
-            query=attention.attn.q,
-            key=attention.attn.k,
-            value=attention.attn.v,
-            attention_dropout=attention.attn.dropout,
-            attention_output=attention.attn.o,
-            attention_norm=attention.LayerNorm,
-            ffn_in=block.intermediate.dense,
-            activation=block.intermediate.intermediate_act_fn,
-            ffn_out=block.output.dense,
-            ffn_norm=block.output.LayerNorm,
+    @cached_property
+    def bias_table(self) -> BiasTable:
+        stack = self.encoder.encoder
+        buckets = stack.relative_position_bucket(torch.arange(-FARTHEST, FARTHEST + 1), max_distance=FARTHEST)
+        return BiasTable(stack.relative_attention_bias.weight, buckets)
+
+    def layer_spec(self, block: Any) -> LayerSpec:
+        own, heads = block.attention.attn, self.config.num_attention_heads
+        return LayerSpec(
+            AttentionSpec(own.q, own.k, own.v, own.o, heads, own.dropout, bias=self.bias_table),
+            block.attention.LayerNorm,
+            FeedForwardSpec(block.intermediate.dense, block.intermediate.intermediate_act_fn, block.output.dense),
+            block.output.LayerNorm,
         )
 
     def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
@@ -35,7 +39,3 @@ class MPNet(Roberta):
     def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
         block = self.layers[layer]
         return block.output(block.intermediate(hidden), hidden)
-
-    def position_bias(self, length: int) -> Tensor | None:
-        like = self.encoder.embeddings.word_embeddings.weight.new_empty(1, length, 1)  # only its shape is read
-        return self.encoder.encoder.compute_position_bias(like)[0]

@@ -55,17 +55,16 @@ class GemmLimit:
     The matrices have as many rows as the trace of a batch says; what the engine adds by rounding up is its own loss."""
 
     def __init__(self, engine: PackedEngine) -> None:
-        self.d, self.f = engine.backbone.d, engine.backbone.ffn_size
-        self.layers = [(layer, product(layer.modules.ffn_in, dtype=engine.dtype)) for layer in engine.layers]
+        self.layers = [(layer, product(layer.spec.ffn.into, dtype=engine.dtype)) for layer in engine.layers]
 
     def steps(self, traces: Sequence[Trace]) -> list[Step]:
         """One call per batch: the products that were made for it."""
-        return [partial(self.run, self.rows(trace), *self.matrices(trace)) for trace in traces]
+        return [partial(self.run, self.rows(trace), self.matrices(trace)) for trace in traces]
 
-    def matrices(self, trace: Trace) -> tuple[Tensor, Tensor]:
-        """[M, d] and [M, f]: what the products read, or the first rows of it."""
+    def matrices(self, trace: Trace) -> dict[int, Tensor]:
+        """By width, [M, width]: what the products read, or the first rows of it."""
         most = int(trace.n_key.sum(dim=0).max())
-        return torch.rand(most, self.d), torch.rand(most, self.f)
+        return {width: torch.rand(most, width) for layer, _ in self.layers for width in layer.spec.widths}
 
     def rows(self, trace: Trace) -> list[tuple[int, int, int]]:
         """For each layer the rows that are queries, keys, and go through the FFN, of all sequences together."""
@@ -73,24 +72,26 @@ class GemmLimit:
         return list(zip(*counts, strict=True))
 
     @torch.inference_mode()
-    def run(self, rows: list[tuple[int, int, int]], narrow: Tensor, wide: Tensor) -> None:
+    def run(self, rows: list[tuple[int, int, int]], matrices: dict[int, Tensor]) -> None:
         for (queries, keys, renewed), (layer, ffn_in) in zip(rows, self.layers, strict=True):
+            hidden, context, wide = (matrices[width] for width in layer.spec.widths)
             if queries < keys:  # some are frozen
-                layer.query(narrow[:queries])
-                layer.key_value(narrow[:keys])
+                layer.query(hidden[:queries])
+                layer.key_value(hidden[:keys])
             elif keys:
-                layer.qkv(narrow[:keys])
+                layer.qkv(hidden[:keys])
             if renewed:
-                layer.attention_output(narrow[:renewed])
-                ffn_in(narrow[:renewed])
+                layer.attention_output(context[:renewed])
+                ffn_in(hidden[:renewed])
                 layer.ffn_out(wide[:renewed])
 
     def flops(self, traces: Sequence[Trace]) -> float:
-        d, f = self.d, self.f
-        rows = [layer for trace in traces for layer in self.rows(trace)]
-        return 2.0 * sum(
-            d * d * (queries + 2 * keys + renewed) + 2 * d * f * renewed for queries, keys, renewed in rows
-        )
+        total = 0
+        for trace in traces:
+            for (queries, keys, renewed), (layer, _) in zip(self.rows(trace), self.layers, strict=True):
+                d, width, f = layer.spec.widths
+                total += d * width * (queries + 2 * keys + renewed) + 2 * d * f * renewed
+        return 2.0 * total
 
 
 class OnnxRuntime:

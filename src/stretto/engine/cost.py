@@ -1,47 +1,49 @@
 """From a trace to FLOPs: one formula for every method.
 
-Per sequence and layer, in multiply-adds (d hidden size, f FFN size):
+Per sequence and layer, in multiply-adds (d hidden size, w width of all heads, f size of the FFN):
 
-    d² (n_query + n_ffn + 2 n_key)     projections: query; output; key and value
-    + d n_key (n_query + n_ffn)        attention: scores; weighted sums
+    d w (n_query + n_ffn + 2 n_key)    projections: query; output; key and value
+    + w n_key (n_query + n_ffn)        attention: scores; weighted sums
     + 2 d f n_ffn                      FFN
-    + d r (n_query + n_key)            relative terms, if the attention has them: r rows of each table
+    + w r (n_query + n_key)            relative terms, if the attention has them: r rows of each table
 
-A row that is dropped between attention and FFN has its scores computed but no weighted sum and no output
-projection, hence the split. Where nothing is dropped there, n_query = n_ffn and the formula is the usual one.
-Exits, predictors, the final head and narrow embeddings are added from the trace. FLOPs are twice the multiply-adds.
+`LayerSpec.macs` has the factors of each layer. A row that is dropped between attention and FFN has its scores computed
+but no weighted sum and no output projection, hence the split. Where nothing is dropped there, n_query = n_ffn and the
+formula is the usual one. Exits, predictors, the final head and narrow embeddings are added from the trace. FLOPs are
+twice the multiply-adds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stretto.backbones import Backbone
+from stretto.backbones import Backbone, LayerSpec
 from stretto.state import Trace
 
 
-def layer_macs(backbone: Backbone, n_query: Tensor, n_key: Tensor, n_ffn: Tensor) -> Tensor:
-    """Multiply-adds of one layer, elementwise over tensors of row counts."""
-    d = backbone.d
-    projections = d * d * (n_query + n_ffn + 2 * n_key)
-    attention = d * n_key * (n_query + n_ffn) + d * backbone.relative_rows * (n_query + n_key)
-    return projections + attention + 2 * d * backbone.ffn_size * n_ffn
+def layer_macs(specs: Sequence[LayerSpec], n_query: Tensor, n_key: Tensor, n_ffn: Tensor) -> Tensor:
+    """Multiply-adds of each layer; the tensors of row counts are [B, L] (or [B, 1], if all layers have the same)."""
+    factors = torch.tensor([spec.macs for spec in specs], device=n_query.device)
+    query, key, ffn, pair = factors.unbind(dim=1)  # [L] each
+    return query * n_query + key * n_key + ffn * n_ffn + pair * n_key * (n_query + n_ffn)
 
 
 def flops(trace: Trace, backbone: Backbone) -> Tensor:
     """[B] FLOPs executed for each sequence, deciders included."""
-    layers = layer_macs(backbone, trace.n_query, trace.n_key, trace.n_ffn)
+    layers = layer_macs(backbone.specs, trace.n_query, trace.n_key, trace.n_ffn)
     return 2 * (layers.sum(dim=1) + trace.decider_macs)
 
 
 def full_flops(lengths: Tensor, backbone: Backbone) -> Tensor:
     """[B] FLOPs of the full model on unpadded sequences of these lengths ([B]), final head included."""
-    layer = layer_macs(backbone, lengths, lengths, lengths)
+    rows = lengths.unsqueeze(1)
+    layers = layer_macs(backbone.specs, rows, rows, rows).sum(dim=1)
     answers = 1 if backbone.token_head is None else lengths
-    return 2 * (backbone.n_layers * layer + lengths * backbone.embedding_macs + answers * backbone.head_macs)
+    return 2 * (layers + lengths * backbone.embedding_macs + answers * backbone.head_macs)
 
 
 @dataclass(frozen=True)

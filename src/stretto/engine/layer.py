@@ -7,8 +7,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from stretto.backbones import Backbone
+from stretto.backbones import LayerSpec
+from stretto.engine.attention import PackedAttention
+from stretto.engine.groups import LayerShape
 from stretto.engine.linear import Product, product
+from stretto.engine.parts import take
+from stretto.state import State
 
 #: The FFN's wide matrix is made for this many rows at a time: a larger one would be fresh memory at every call, and
 #: the page faults cost more than the products gain.
@@ -23,30 +27,43 @@ def add_branch(last: Product, x: Tensor, residual: Tensor, gate: Tensor | None) 
 class PackedLayer:
     """One layer's weights, laid out for the packed matrix."""
 
-    def __init__(self, backbone: Backbone, layer: int, dtype: str) -> None:
-        self.modules, self.dtype, self.pre_norm = backbone.modules(layer), dtype, backbone.pre_norm
-        self.attention_output = product(self.modules.attention_output, dtype=dtype)
-        self.ffn_in = product(self.modules.ffn_in, dtype=dtype, activation=self.modules.activation)
-        self.ffn_out = product(self.modules.ffn_out, dtype=dtype)
+    def __init__(self, spec: LayerSpec, dtype: str) -> None:
+        self.spec, self.dtype = spec, dtype
+        self.shape = LayerShape(spec.attention.heads, spec.macs)
+        self.attention_output = product(spec.attention.output, dtype=dtype)
+        self.ffn_in = product(spec.ffn.into, dtype=dtype, activation=spec.ffn.activation)
+        self.ffn_out = product(spec.ffn.out, dtype=dtype)
 
     @cached_property
     def qkv(self) -> Product:
-        return product(self.modules.query, self.modules.key, self.modules.value, dtype=self.dtype)
+        attention = self.spec.attention
+        return product(attention.query, attention.key, attention.value, dtype=self.dtype)
 
     @cached_property
     def query(self) -> Product:  # frozen rows need no query: then the products are separate
-        return product(self.modules.query, dtype=self.dtype)
+        return product(self.spec.attention.query, dtype=self.dtype)
 
     @cached_property
     def key_value(self) -> Product:
-        return product(self.modules.key, self.modules.value, dtype=self.dtype)
+        return product(self.spec.attention.key, self.spec.attention.value, dtype=self.dtype)
 
-    def attention_input(self, rows: Tensor) -> Tensor:
-        """[M, d] -> [M, d]: what queries, keys and values are made of."""
-        return self.modules.attention_norm(rows) if self.pre_norm else rows
+    def attention(self, rows: Tensor, state: State, updated: Tensor | None, n_query: Tensor) -> PackedAttention:
+        """Of the rows [M, d]: all live rows are keys, and queries too, or only those `updated` ([N_query] indices).
+
+        `n_query` ([B]) says how many queries each sequence has."""
+        spec, read = self.spec.attention, self.spec.attention_input(rows)
+        if updated is None:
+            q, k, v = self.qkv(read).split(spec.width, dim=1)
+            q_position = state.position
+        else:
+            q = self.query(take(read, updated))
+            k, v = self.key_value(read).split(spec.width, dim=1)
+            q_position = state.position[updated]
+        counts = n_query.tolist(), state.lengths.tolist()
+        return PackedAttention(spec, self.shape, q, k, v, *counts, q_position, state.position)
 
     def finish(self, context: Tensor, residual: Tensor, gate: Tensor | None) -> Tensor:
-        """From attention's weighted sums to the layer's output: [M, d], [M, d] -> [M, d]; `gate` is [M, 1]."""
+        """From attention's weighted sums to the layer's output: [M, width], [M, d] -> [M, d]; `gate` is [M, 1]."""
         parts = [part for part in (context, residual, gate) if part is not None]
         if len(context) <= CHUNK_ROWS:
             return self._finish(*parts)
@@ -54,8 +71,8 @@ class PackedLayer:
         return torch.cat([self._finish(*chunk) for chunk in chunks])
 
     def _finish(self, context: Tensor, residual: Tensor, gate: Tensor | None = None) -> Tensor:
-        modules, hidden = self.modules, add_branch(self.attention_output, context, residual, gate)
-        if self.pre_norm:
-            return add_branch(self.ffn_out, self.ffn_in(modules.ffn_norm(hidden)), hidden, gate)
-        hidden = modules.attention_norm(hidden)
-        return modules.ffn_norm(add_branch(self.ffn_out, self.ffn_in(hidden), hidden, gate))
+        spec, hidden = self.spec, add_branch(self.attention_output, context, residual, gate)
+        if spec.pre_norm:
+            return add_branch(self.ffn_out, self.ffn_in(spec.ffn_norm(hidden)), hidden, gate)
+        hidden = spec.attention_norm(hidden)
+        return spec.ffn_norm(add_branch(self.ffn_out, self.ffn_in(hidden), hidden, gate))

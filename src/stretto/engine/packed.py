@@ -15,18 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stretto.backbones import Backbone
-from stretto.engine.attention import PackedAttention
 from stretto.engine.decider import Decider, LayerExits
-from stretto.engine.groups import LayerShape
 from stretto.engine.layer import PackedLayer
 from stretto.engine.parts import TALL, Part, cut, merged, take
 from stretto.engine.run import Run, first_state
 from stretto.state import Inputs, Output, State
 
 
-def blank_tail(like: Tensor, rows: int) -> Tensor:
-    """An uninitialised matrix whose rows beyond `rows` are zero."""
-    blank = torch.empty_like(like)
+def blank_tail(like: Tensor, rows: int, width: int) -> Tensor:
+    """An uninitialised matrix, as tall as `like` and `width` wide, whose rows beyond `rows` are zero."""
+    blank = like.new_empty(len(like), width)
     blank[rows:] = 0
     return blank
 
@@ -52,14 +50,8 @@ def gate_of(state: State, rows: Tensor | None, like: Tensor) -> Tensor | None:
 class PackedEngine:
     def __init__(self, backbone: Backbone, dtype: str = "float32") -> None:
         self.backbone, self.dtype = backbone, dtype
-        self.shape = LayerShape(backbone.d, backbone.n_heads, backbone.ffn_size, backbone.relative_rows)
-        shared: dict[int, PackedLayer] = {}  # ALBERT runs one module many times: lay it out once
-        self.layers = []
-        for layer in range(backbone.n_layers):
-            key = id(backbone.layers[layer])
-            if key not in shared:
-                shared[key] = PackedLayer(backbone, layer, dtype)
-            self.layers.append(shared[key])
+        laid_out = {spec: PackedLayer(spec, dtype) for spec in set(backbone.specs)}  # ALBERT runs one many times
+        self.layers = [laid_out[spec] for spec in backbone.specs]
         self._exits: tuple[object, int, LayerExits] | None = None
 
     @torch.inference_mode()
@@ -74,21 +66,20 @@ class PackedEngine:
         states = [first_state(inputs, dial, which, context) for which in cut(lengths, batch_size)]
         most_rows = max(TALL, *(state.n_rows for state in states))
         run = Run(self.backbone, decider, inputs, states[0], exits=self._exits_of(decider), keep_hidden=keep_hidden)
-        bias_table = self.backbone.position_bias(int(lengths.max()))
         parts = [Part(state, self._embed(inputs, state)) for state in states]
         for layer in range(1, self.backbone.n_layers + 1):
-            left = [self._through(run, layer, part, bias_table) for part in merged(parts, most_rows)]
+            left = [self._through(run, layer, part) for part in merged(parts, most_rows)]
             parts = [part for part in left if part.state.n_sequences]
             if not parts:
                 break
         return run.output()
 
-    def _through(self, run: Run, layer: int, part: Part, bias_table: Tensor | None) -> Part:
+    def _through(self, run: Run, layer: int, part: Part) -> Part:
         """One layer for one part; what is left of it."""
         run.state = part.state
         rows = self._before(run, layer, part.matrix)
         if not run.finished:
-            rows = self._layer(run, layer, rows, bias_table)
+            rows = self._layer(run, layer, rows)
             stay = run.after(layer, rows[: run.state.n_rows])
             if stay is not None and not run.finished:
                 rows = take(rows, stay)
@@ -129,26 +120,26 @@ class PackedEngine:
             rows = take(rows, run.leave(done, live))
         return rows
 
-    def _layer(self, run: Run, layer: int, rows: Tensor, bias_table: Tensor | None) -> Tensor:
+    def _layer(self, run: Run, layer: int, rows: Tensor) -> Tensor:
         """[M, d] -> [M', d]: the rows that survive the layer."""
         state, weights = run.state, self.layers[layer - 1]
         live = rows[: state.n_rows]
         updated = (~state.frozen).nonzero().squeeze(1) if state.any_frozen else None  # [N_query]; None: all rows
         n_query = state.lengths if updated is None else count_by(state.sequence[updated], state)
-        attention = self._attention(run, weights, rows, updated, n_query, bias_table)
+        attention, width = weights.attention(rows, state, updated, n_query), weights.spec.attention.width
         keep = run.drop(run.ask("between", layer, live, attention_received=attention.received), live)
 
         if keep is None:
             renewed, n_ffn = updated, n_query
             residual = rows if updated is None else take(rows, updated)
-            context = blank_tail(residual, state.n_rows if updated is None else len(updated))
+            context = blank_tail(residual, state.n_rows if updated is None else len(updated), width)
             attention.context(context)
         else:  # a row that goes now needs no weighted sum, no output projection and no FFN
             kept = (keep if updated is None else keep[updated]).nonzero().squeeze(1)  # among the query rows
             renewed = kept if updated is None else updated[kept]
             n_ffn = count_by(state.sequence[renewed], state)
             residual = take(rows, renewed)
-            context = blank_tail(residual, len(renewed))
+            context = blank_tail(residual, len(renewed), width)
             attention.context_of(kept, n_ffn.tolist(), context)
         run.count(layer, n_query, n_ffn)
         nothing_new = renewed is not None and len(renewed) == 0
@@ -162,21 +153,3 @@ class PackedEngine:
         if keep is not None:
             state.select_rows(keep)
         return new
-
-    def _attention(
-        self, run: Run, weights: PackedLayer, rows: Tensor, updated: Tensor | None, n_query: Tensor,
-        bias_table: Tensor | None,
-    ) -> PackedAttention:  # fmt: skip
-        state, d = run.state, self.backbone.d
-        read = weights.attention_input(rows)
-        if updated is None:
-            q, k, v = weights.qkv(read).split(d, dim=1)
-            q_position = state.position
-        else:
-            q = weights.query(take(read, updated))
-            k, v = weights.key_value(read).split(d, dim=1)
-            q_position = state.position[updated]
-        return PackedAttention(
-            q, k, v, n_query.tolist(), state.lengths.tolist(), self.shape,
-            bias_table, q_position, state.position, weights.modules.relative,
-        )  # fmt: skip

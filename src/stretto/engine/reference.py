@@ -7,16 +7,16 @@ training is not slower than it must be: columns that are empty in all sequences,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stretto.backbones import Backbone
-from stretto.engine.attention import relative_scores
+from stretto.backbones import AttentionSpec, Backbone, BiasTable, LayerSpec
+from stretto.backbones.spec import attention_probabilities
 from stretto.engine.decider import Decider
 from stretto.engine.run import Run, first_state
 from stretto.state import Inputs, Output, State
@@ -92,6 +92,24 @@ def scaled(linear: nn.Linear, factor: Tensor | None) -> Iterator[None]:
         hook.remove()
 
 
+def attention_bias(position: Tensor, visible: Tensor, soft: Tensor) -> Callable[[AttentionSpec], Tensor]:
+    """What is added to the scaled scores of a layer's attention, [B, 1 or heads, 1 or T, T]: it hides all columns but
+    `visible` ([B, T] bool) and adds `soft` ([B, T]) and what the layer's spec says of positions ([B, T]) alone."""
+    everywhere = soft.masked_fill(~visible, torch.finfo(soft.dtype).min)[:, None, None, :]
+
+    @cache
+    def with_table(table: BiasTable | None) -> Tensor:
+        return everywhere if table is None else everywhere + table.scores(position, position)
+
+    return lambda spec: with_table(spec.bias)
+
+
+def undisturbed_bias(inputs: Inputs, hidden: Tensor) -> Callable[[AttentionSpec], Tensor]:
+    """`attention_bias` where nothing is decided; `hidden` ([B, T, d]) gives the type."""
+    visible = inputs.attention_mask.bool()
+    return attention_bias(inputs.positions, visible, hidden.new_zeros(visible.shape))
+
+
 class ReferenceEngine:
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
@@ -102,11 +120,10 @@ class ReferenceEngine:
         After the last layer it is what the head reads, as in Hugging Face's `hidden_states`.
         `embedded` ([B, T, d]) may stand in for the embeddings' own output."""
         hidden = self.embed(inputs) if embedded is None else embedded
-        visible = inputs.attention_mask.bool()
-        bias = self._bias(inputs.positions, visible, hidden.new_zeros(visible.shape))
+        bias_of = undisturbed_bias(inputs, hidden)
         states = [hidden]
-        for layer in range(self.backbone.n_layers if depth is None else depth):
-            attended = self.backbone.attend(layer, hidden, bias, inputs.positions)
+        for layer, spec in enumerate(self.backbone.specs[:depth]):
+            attended = self.backbone.attend(layer, hidden, bias_of(spec.attention), inputs.positions)
             hidden = self.backbone.feed_forward(layer, attended)
             states.append(hidden)
         if len(states) > self.backbone.n_layers:
@@ -152,70 +169,46 @@ class ReferenceEngine:
         if run.finished:
             return
 
-        bias = self._bias(table.position, table.live, table.bias)
+        spec = self.backbone.specs[layer - 1]
+        bias = attention_bias(table.position, table.live, table.bias)(spec.attention)
         updated = ~state.frozen
         n_query = torch.bincount(state.sequence[updated], minlength=state.n_sequences)
-        received = partial(self._attention_received, layer, table, bias, table.spread(updated))
+        received = partial(self._attention_received, spec, table, bias, table.spread(updated))
         decision = run.ask("between", layer, table.rows, attention_received=received)
         keep = run.drop(decision, table.rows)
         renewed = updated if keep is None else updated & keep
         run.count(layer, n_query, torch.bincount(state.sequence[renewed], minlength=state.n_sequences))
 
-        modules, gate = self.backbone.modules(layer - 1), table.gate
-        old = table.hidden
-        with scaled(modules.attention_output, gate):
+        gate, old = table.gate, table.hidden
+        with scaled(spec.attention.output, gate):
             table.hidden = self.backbone.attend(layer - 1, table.hidden, bias, table.position)
         if decision.output_factor is not None:
             table.hidden = table.hidden * table.spread(decision.output_factor - 1).add(1).unsqueeze(-1)
         if state.any_frozen:  # the rows that are not renewed keep the state they have
             cells = table.cells[0][renewed], table.cells[1][renewed]
-            with scaled(modules.ffn_out, None if gate is None else gate[cells[0], 0]):
+            with scaled(spec.ffn.out, None if gate is None else gate[cells[0], 0]):
                 new = self.backbone.feed_forward(layer - 1, table.hidden[cells])
             table.hidden = old.index_put(cells, new.to(old.dtype))
             table.keep(None if keep is None else state.select_rows(keep))
         else:  # attention at the old length, the FFN at the new one
             table.keep(None if keep is None else state.select_rows(keep))
-            with scaled(modules.ffn_out, gate):
+            with scaled(spec.ffn.out, gate):
                 table.hidden = self.backbone.feed_forward(layer - 1, table.hidden)
 
     def embed(self, inputs: Inputs) -> Tensor:
         """[B, T, d]"""
         return self.backbone.embed(inputs.input_ids, inputs.token_type_ids, inputs.positions)
 
-    def _bias(self, position: Tensor, visible: Tensor, soft: Tensor) -> Tensor:
-        """Additive attention bias that hides all columns but `visible` ([B, T] bool) and adds `soft` ([B, T]).
-
-        [B, 1 or heads, 1 or T, T]; `position` is [B, T]."""
-        bias = soft.masked_fill(~visible, torch.finfo(soft.dtype).min)[:, None, None, :]
-        table = self.backbone.position_bias(int(position.max()) + 1)
-        if table is None:
-            return bias
-        relative = table[:, position[:, :, None], position[:, None, :]]  # [heads, B, T, T]
-        return bias + relative.transpose(0, 1)
-
-    def attention(self, layer: int, hidden: Tensor, bias: Tensor, position: Tensor) -> Tensor:
-        """[B, heads, T, T] probabilities of layer `layer` (from 1): how much each row (third axis) attends to each."""
-        modules, heads = self.backbone.modules(layer - 1), self.backbone.n_heads
-        read = modules.attention_norm(hidden) if self.backbone.pre_norm else hidden
-        query, key = (
-            linear(read).unflatten(-1, (heads, -1)).transpose(1, 2) for linear in (modules.query, modules.key)
-        )
-        scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + bias
-        if modules.relative is not None:
-            scores = scores + relative_scores(modules.relative, query, key, position, position)
-        return scores.softmax(dim=-1)
-
     @torch.no_grad()
     def attentions(self, inputs: Inputs) -> Iterator[Tensor]:
         """Nothing decided: the probabilities of every layer in turn, [B, heads, T, T] each."""
-        visible = inputs.attention_mask.bool()
         states = self.hidden_states(inputs)
-        bias = self._bias(inputs.positions, visible, states[0].new_zeros(visible.shape))
-        for layer, hidden in enumerate(states[:-1], start=1):
-            yield self.attention(layer, hidden, bias, inputs.positions)
+        bias_of = undisturbed_bias(inputs, states[0])
+        for spec, hidden in zip(self.backbone.specs, states, strict=False):
+            yield attention_probabilities(spec, hidden, bias_of(spec.attention), inputs.positions)
 
     @torch.no_grad()  # scores only rank
-    def _attention_received(self, layer: int, table: PaddedTable, bias: Tensor, queries: Tensor) -> Tensor:
+    def _attention_received(self, spec: LayerSpec, table: PaddedTable, bias: Tensor, queries: Tensor) -> Tensor:
         """[N]: attention paid to the live rows by the rows in `queries` ([B, T] bool), summed over heads."""
-        probabilities = self.attention(layer, table.hidden, bias, table.position)
+        probabilities = attention_probabilities(spec, table.hidden, bias, table.position)
         return (probabilities * queries[:, None, :, None]).sum(dim=(1, 2))[table.cells]

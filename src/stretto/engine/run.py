@@ -108,7 +108,7 @@ class Run:
         batch, columns = inputs.input_ids.shape
         self.trace = Trace.empty(inputs.attention_mask.sum(dim=1), backbone.n_layers)
         self.trace.decider_macs += self.trace.lengths * backbone.embedding_macs
-        weight = backbone.modules(0).query.weight
+        weight = backbone.specs[0].attention.query.weight
         self.answers_tokens = backbone.token_head is not None
         shape = (batch, columns) if self.answers_tokens else (batch,)
         self.logits = weight.new_zeros(*shape, backbone.n_labels)

@@ -77,7 +77,7 @@ class Plan:
             "stages": [stage.plan() for stage in self.stages],
             "arguments": self.arguments,
             "encoder": self.model.encoder.config.to_dict(),
-            "attention_dropout": self.model.backbone.modules(0).attention_dropout.p,
+            "attention_dropout": self.model.backbone.specs[0].attention.dropout.p,
             "max_length": self.model.max_length,
             "examples": self.sizes,
             "digests": self.digests,

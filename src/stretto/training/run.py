@@ -134,7 +134,7 @@ def dropout_in_attention(backbone: Backbone, probability: float | None) -> Itera
     """Inside, attention weights are dropped with this probability (None: as they were)."""
     if probability is not None and not 0 <= probability < 1:
         raise StrettoError(f"Expected an attention_dropout from 0 to below 1, got {probability}. Try 0 or 0.1.")
-    modules = [backbone.modules(layer).attention_dropout for layer in range(backbone.n_layers)]
+    modules = [spec.attention.dropout for spec in backbone.specs]
     before = [module.p for module in modules]
     try:
         for module in modules:
@@ -151,7 +151,7 @@ def unfused_where_dropped(backbone: Backbone) -> Iterator[None]:
     stands in for it is slower than they are."""
     encoder = backbone.model
     before = encoder.config._attn_implementation
-    if encoder.device.type == "cpu" and backbone.modules(0).attention_dropout.p > 0:
+    if encoder.device.type == "cpu" and backbone.specs[0].attention.dropout.p > 0:
         encoder.set_attn_implementation("eager")
     try:
         yield
