@@ -186,7 +186,7 @@ def test_another_search_is_not_gone_on_with(reviews: Any, tmp_path: Path) -> Non
     other = undecided()
     with torch.no_grad():
         next(other.encoder.parameters()).add_(1)
-    with pytest.raises(StrettoError, match=r"got another model: .* delete '.*out\.search' to start again"):
+    with pytest.raises(StrettoError, match=r"got another model: .* add --restart .*delete '.*out\.search'\)"):
         go(other)
     go(iterations=4)  # when to stop may change
     (tmp_path / "out.search" / "state.jsonl").write_text("gibberish\n")
@@ -256,7 +256,7 @@ def test_search_command_goes_on(adaptive: Path, tmp_path: Path) -> None:
     assert "got another settings" in refused.stderr
     second = run(*command)
     assert second.exit_code == 0, second.stderr
-    assert "going on with the unfinished search" in second.stderr
+    assert "resuming the unfinished search" in second.stderr
 
 
 def test_search_is_refused_before_it_begins(adaptive: Path, model: Path, data: Path) -> None:

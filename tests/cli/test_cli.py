@@ -164,7 +164,7 @@ def test_an_interrupted_training_goes_on(
         result = run(*args)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.endswith("interrupted\n")
-    assert f"the run is kept in {tmp_path / 'out'}.work; the same command goes on with it" in result.stderr
+    assert f"kept in '{tmp_path / 'out'}.work': the same command resumes it" in result.stderr
     assert not (tmp_path / "out").exists()
 
     def full_disk(*_: Any, **__: Any) -> None:
@@ -180,7 +180,7 @@ def test_an_interrupted_training_goes_on(
 
     result = run(*args)
     assert result.exit_code == 0, result.stderr
-    assert "going on with the unfinished run" in result.stderr
+    assert "resuming the unfinished run" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 from commands import save_encoder, save_model, write_reviews
+from tiny import tiny_model
 
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """encoder/ (plain Hugging Face), model/ (deebert), train.jsonl and test.jsonl."""
+    """encoder/ (plain Hugging Face), model/ (deebert), adaptive/ (length_adaptive), train.jsonl and test.jsonl."""
     folder = tmp_path_factory.mktemp("shared")
     save_encoder(folder / "encoder")
     save_model(folder / "model")
+    tiny_model("length_adaptive").save_pretrained(folder / "adaptive")
     write_reviews(folder / "train.jsonl", 64)
     write_reviews(folder / "test.jsonl", 40, seed=1)
     return folder

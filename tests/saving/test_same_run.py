@@ -30,8 +30,8 @@ def test_differences_are_named(tmp_path: Path) -> None:
         hold_to(path, other, what="the training", place=tmp_path)
     assert str(caught.value) == (
         f"Expected to resume the training in '{tmp_path}' with the same plan, got another sizes: [3, 5], before "
-        f"[3, 4]; arguments seed: 2, before 1. Give what was given before, choose another output, or delete "
-        f"'{tmp_path}' to start again."
+        f"[3, 4]; arguments seed: 2, before 1. Give what was given before, choose another output, or add --restart "
+        f"to start again (in Python: delete '{tmp_path}')."
     )
     assert path.read_text() == before
 
@@ -42,5 +42,5 @@ def test_many_differences_and_what_is_no_plan(tmp_path: Path) -> None:
     with pytest.raises(StrettoError, match="another"):
         check_same([1], {"a": 1}, what="it", place=tmp_path)
     (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(StrettoError, match=r"to be readable, got .* Delete '.*' to start again"):
+    with pytest.raises(StrettoError, match=r"to be readable, got .* Add --restart to start again"):
         hold_to(tmp_path / "plan.json", PLAN, what="it", place=tmp_path)

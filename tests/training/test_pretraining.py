@@ -264,14 +264,14 @@ def test_ctrl_c_is_answered_with_how_to_go_on(tmp_path: Path, monkeypatch: pytes
     command = ["pretrain", file, out, "--vocab-size", 60, *FLAGS, "--save-steps", 1]
     result = run(*command)
     assert result.exit_code == 130
-    assert f"the run is kept in {out}.work; the same command goes on with it" in result.stderr
+    assert f"kept in '{out}.work': the same command resumes it" in result.stderr
     monkeypatch.undo()
     other = run(*command, "--cased")
     assert other.exit_code == 1
     assert "learning a tokenizer" in other.stderr and "with the same plan" in other.stderr
     result = run(*command)
     assert result.exit_code == 0
-    assert "going on with the unfinished run" in result.stderr
+    assert "resuming the unfinished run" in result.stderr
     assert "learning a tokenizer" not in result.stderr
 
 

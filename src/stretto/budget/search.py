@@ -37,6 +37,8 @@ from stretto.errors import StrettoError
 from stretto.methods.length_adaptive import FixedLengths, LengthAdaptive
 from stretto.saving.folder import check_place
 from stretto.saving.journal import Journal, dataset_digest, weights_digest
+from stretto.saving.place import locked
+from stretto.saving.same_run import digest
 
 if TYPE_CHECKING:
     from stretto.model import AdaptiveModel
@@ -145,6 +147,7 @@ def search(
     iterations: list[Iteration] = []
     most = settings.population + settings.iterations * (settings.mutations + settings.crossovers)
     with (
+        locked(output),
         Journal(Path(f"{output}.search"), plan_of(model, examples, settings, batch_size)) as journal,
         tqdm(total=most, unit=" configurations", disable=not progress, leave=False) as bar,
     ):
@@ -173,7 +176,11 @@ def search(
             ]
         points = adopt(model, full, found)
         result = SearchResult(iterations, points, len(examples), finished)
-        model.provenance = {**model.provenance, **provenance(result, len(data), settings.seed)}
+        model.provenance = {
+            **model.provenance,
+            **provenance(result, len(data), settings.seed),
+            "plan": digest(journal.plan),
+        }
         model.save_pretrained(output)
         if finished:
             journal.remove()

@@ -53,13 +53,18 @@ def writable(target: str | None) -> str | None:
 
 
 @contextmanager
-def resumable(output: str | Path) -> Iterator[None]:
-    """Tell who presses Ctrl-C how to go on."""
+def resumable(work: Path) -> Iterator[None]:
+    """Say how to resume what is kept in the folder `work`, after Ctrl-C and after an error."""
+    how = f"What was done is kept in '{work}': the same command resumes it, --restart discards it."
     try:
         yield
     except KeyboardInterrupt:
-        if Path(f"{Path(output)}.work").exists():
-            say(f"the run is kept in {Path(output)}.work; the same command goes on with it")
+        if work.exists():
+            say(how)
+        raise
+    except StrettoError as error:
+        if work.exists() and "--restart" not in str(error):
+            raise StrettoError(f"{error} {how}") from error
         raise
 
 

@@ -61,6 +61,7 @@ def pretrain(
     relative: Annotated[bool, Option("--relative/--no-relative", help="Relative positions.")] = True,
     gates: Annotated[bool, Option("--gates/--no-gates", help="Train the gates of the method alberta too.")] = True,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a finished encoder.")] = False,
+    restart: Annotated[bool, Option("--restart", help="Discard an unfinished run at OUTPUT.")] = False,
     json: Json = None,
     settings: Annotated[list[str] | None, Option("--set", help="name=value.", hidden=True)] = None,
 ) -> None:
@@ -81,7 +82,6 @@ def pretrain(
         came = "both" if tokenizer else "neither"
         raise StrettoError(f"Expected either --tokenizer or --vocab-size, got {came}. Choose or learn a tokenizer.")
     output = str(Path(output))  # "out/" and "out" are one
-    check_output(output, overwrite)
 
     from transformers import set_seed
 
@@ -89,6 +89,7 @@ def pretrain(
     from stretto.backbones.alberta_model import AlbertaForMaskedLM
     from stretto.data import split_off
     from stretto.saving.folder import quiet_transformers
+    from stretto.saving.place import locked
     from stretto.training.pretraining import DEFAULTS, make_gates
     from stretto.training.pretraining import pretrain as pretrain_model
 
@@ -101,17 +102,19 @@ def pretrain(
         make_gates(shape, **of_gates)
     check_arguments({**DEFAULTS, **arguments})
     seed = arguments.get("seed", DEFAULTS["seed"])
-    train_data, dev_data = split_off(read_texts(text_file, text, split), held_out, seed)
-    say(f"{len(dev_data)} of {len(train_data) + len(dev_data)} texts are held out to measure perplexity on")
-    with quiet_transformers():
-        used = open_tokenizer(tokenizer, vocab_size, cased, train_data, Path(f"{output}.work"))
+    work = Path(f"{output}.work")
+    with locked(output, main=is_main_process()), quiet_transformers(), resumable(work):
+        check_output(Path(output), overwrite)
+        train_data, dev_data = split_off(read_texts(text_file, text, split), held_out, seed)
+        say(f"{len(dev_data)} of {len(train_data) + len(dev_data)} texts are held out to measure perplexity on")
+        clear_work(Path(output), work, restart)
+        used = open_tokenizer(tokenizer, vocab_size, cased, train_data, work)
         set_seed(seed)
         model = AlbertaForMaskedLM(AlbertaConfig(vocab_size=len(used), pad_token_id=used.pad_token_id, **sizes))
         method = make_gates(model.config, **of_gates) if gates else None
-        with resumable(output):
-            summary = pretrain_model(
-                model, used, train_data, dev_data, output, gates=method, progress=is_main_process(), **arguments
-            )
+        summary = pretrain_model(
+            model, used, train_data, dev_data, output, gates=method, progress=is_main_process(), **arguments
+        )
     if not is_main_process():
         return
     if json != STDOUT:
@@ -131,22 +134,33 @@ def pretrain(
         )
 
 
-def check_output(output: str, overwrite: bool) -> None:
-    """A finished encoder is only replaced if asked for, anything else never; an unfinished run goes on."""
+def check_output(output: Path, overwrite: bool) -> None:
+    """A finished encoder is only replaced if asked for, anything else never."""
+    from stretto.saving.place import refuse_finished
     from stretto.training.pretraining import SUMMARY
 
-    path, work = Path(output), Path(f"{output}.work")
-    if path.exists() and not (path / SUMMARY).exists() and (path.is_file() or any(path.iterdir())):
+    if output.exists() and not (output / SUMMARY).exists() and (output.is_file() or any(output.iterdir())):
         raise StrettoError(
             f"Expected a new output folder, got '{output}', which holds something else. Choose another name."
         )
-    if (path / SUMMARY).exists() and not overwrite:
-        raise StrettoError(
-            f"Expected a new output folder, got '{output}', which holds a finished encoder. "
-            "Choose another, or add --overwrite."
-        )
-    if work.is_dir() and any(work.glob("checkpoint-*")):
-        say(f"going on with the unfinished run in {work}")
+    if not overwrite:
+        refuse_finished(output, SUMMARY, "encoder")
+
+
+def clear_work(output: Path, work: Path, restart: bool) -> None:
+    """An unfinished run is resumed, unless it is to be started again."""
+    from stretto.saving.place import remove_work
+    from stretto.training.plan import PLAN
+    from stretto.training.pretraining import SUMMARY
+    from stretto.training.processes import wait_for_all
+
+    if is_main_process():
+        remove_work(output, SUMMARY, work / PLAN, restart=restart)
+        if any(work.glob("checkpoint-*")):
+            say(f"resuming the unfinished run in {work}")
+        else:
+            (work / PLAN).unlink(missing_ok=True)  # it did not get anywhere
+    wait_for_all()
 
 
 def read_texts(source: str, column: str | None, split: str | None) -> Dataset:

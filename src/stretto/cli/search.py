@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from stretto.cli.output import (
     open_model,
     point_formats,
     point_rows,
+    resumable,
     say,
     say_cut,
     write_json,
@@ -47,6 +49,7 @@ def search(
     max_seconds: Annotated[float | None, Option(min=0, help="Stop then, and keep what was found.")] = None,
     seed: Seed = 42,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a finished model at --output.")] = False,
+    restart: Annotated[bool, Option("--restart", help="Discard an unfinished search.")] = False,
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
@@ -64,6 +67,7 @@ def search(
     from stretto.budget.search import SearchSettings, searchable
     from stretto.budget.search import search as run_search
     from stretto.data import Columns, load
+    from stretto.saving.place import locked
     from stretto.saving.versions import versions
     from stretto.view.plots import check_plot_path
     from stretto.view.tables import show_table
@@ -71,8 +75,9 @@ def search(
     if plot is not None:
         check_plot_path(plot)
     target = Path(output or model)
+    work = Path(f"{target}.search")
     if output is not None and not overwrite:
-        check_place(target, Path(model))
+        check_place(target, Path(model), work)
     settings = SearchSettings(
         iterations, mutations, crossovers, population=population, patience=patience, limit=limit, seed=seed
     )
@@ -85,11 +90,14 @@ def search(
         label_names=loaded.task.label_names,
     )  # fmt: skip
     say_cut(loaded.encode(examples.texts).truncated, len(examples), loaded)
-    if Path(f"{target}.search").exists():
-        say(f"going on with the unfinished search in {target}.search")
-    result = run_search(
-        loaded, examples, target, settings, batch_size=batch_size, max_seconds=max_seconds, progress=on_terminal()
-    )
+    with locked(target), resumable(work):
+        if restart:
+            shutil.rmtree(work, ignore_errors=True)
+        elif work.exists():
+            say(f"resuming the unfinished search in {work}")
+        result = run_search(
+            loaded, examples, target, settings, batch_size=batch_size, max_seconds=max_seconds, progress=on_terminal()
+        )
     if json != STDOUT:
         show_table([iteration_row(iteration) for iteration in result.iterations], {"area": ".4f"}, title="The search")
         print()
@@ -115,17 +123,18 @@ def search(
     if plot is not None:
         draw(result, plot, loaded.task.main_metric)
         say(f"wrote {plot}")
-    say(f"saved {target}" if result.finished else f"time is up; saved {target}, and the same command goes on")
+    say(f"saved {target}" if result.finished else f"time is up; saved {target}, and the same command resumes it")
 
 
-def check_place(target: Path, model: Path) -> None:
-    """Another finished model is only replaced if asked for; an unfinished search goes on."""
+def check_place(target: Path, model: Path, work: Path) -> None:
+    """Another finished model is only replaced if asked for, or if the unfinished search in `work` wrote it itself."""
+    from stretto.saving.folder import SETTINGS
+    from stretto.saving.journal import FILE
+    from stretto.saving.place import read_plan, refuse_finished, wrote
+
     same = target.exists() and model.exists() and target.samefile(model)
-    if (target / "stretto.json").exists() and not same and not Path(f"{target}.search").exists():
-        raise StrettoError(
-            f"Expected a new output folder, got '{target}', which holds a finished model. "
-            "Choose another, or add --overwrite."
-        )
+    if not same and not wrote(target / SETTINGS, read_plan(work / FILE)):
+        refuse_finished(target, SETTINGS, "model")
 
 
 def iteration_row(iteration: Iteration) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +63,7 @@ class Run:
     attention_dropout: float | None = None
     dtype: str = "float32"
     overwrite: bool = False
+    restart: bool = False
 
 
 class TrainVerb(Verb):
@@ -110,6 +110,7 @@ def train(
     dtype: Annotated[str | None, Option(help="float32 (without it) or int8: what is measured.")] = None,
     config: Annotated[Path | None, Option(help="A YAML file with the same names; flags win over it.")] = None,
     overwrite: Annotated[bool | None, Option("--overwrite", help="Replace a finished model.")] = None,
+    restart: Annotated[bool | None, Option("--restart", help="Discard an unfinished run at OUTPUT.")] = None,
     settings: Annotated[list[str] | None, Option("--set", help="name=value.", hidden=True)] = None,
 ) -> None:
     """Train an encoder to spend less, and save it.
@@ -119,7 +120,7 @@ def train(
         "data": data, "model": model, "output": output, "method": method, "dev": dev, "text": text, "text_b": text_b,
         "label": label, "split": split, "dev_split": dev_split, "task": task, "skip": skip,
         "max_length": max_length, "stride": stride, "attention_dropout": attention_dropout, "dtype": dtype,
-        "overwrite": overwrite,
+        "overwrite": overwrite, "restart": restart,
         **dict(pair.partition("=")[::2] for pair in settings or []),
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}
@@ -147,6 +148,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
 KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "skip": ((str, list, tuple), "text"),
     "overwrite": ((bool,), "true or false"),
+    "restart": ((bool,), "true or false"),
     "max_length": ((int,), "a whole number"),
     "stride": ((int,), "a whole number"),
     "attention_dropout": ((int, float), "a number"),
@@ -176,21 +178,32 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
 
     from stretto.methods import METHODS
     from stretto.model import make_config
-    from stretto.saving.folder import quiet_transformers
-    from stretto.training.plan import with_defaults
+    from stretto.saving.folder import SETTINGS, quiet_transformers
+    from stretto.saving.place import locked, refuse_finished, remove_work
+    from stretto.training.plan import PLAN, with_defaults
+    from stretto.training.processes import wait_for_all
     from stretto.training.run import train as train_model
 
     config, arguments = sort_settings(run.method, loose)
     make_config(METHODS[run.method], config)  # unfit settings are named before any work is done
-    check_output(run)
-    complete = with_defaults(arguments)
-    check_arguments(complete)
-    seed = complete["seed"]
-    set_seed(seed)  # exits start from random weights
-    model, train_data, dev_data = open_run(run, config, seed)
-    with quiet_transformers(), resumable(run.output):
+    output, work = Path(run.output), Path(f"{Path(run.output)}.work")  # "out/" and "out" are one
+    with locked(output, main=is_main_process()), quiet_transformers(), resumable(work):
+        if not run.overwrite:
+            refuse_finished(output, SETTINGS, "model")
+        complete = with_defaults(arguments)
+        check_arguments(complete)
+        seed = complete["seed"]
+        set_seed(seed)  # exits start from random weights
+        model, train_data, dev_data = open_run(run, config, seed)
+        if is_main_process():
+            remove_work(output, SETTINGS, work / PLAN, restart=run.restart)
+            if any(work.glob("[0-9]-*")):
+                say(f"resuming the unfinished run in {work}")
+            else:
+                (work / PLAN).unlink(missing_ok=True)  # it did not get anywhere
+        wait_for_all()
         train_model(
-            model, train_data, dev_data, run.output, skip=run.skip, attention_dropout=run.attention_dropout,
+            model, train_data, dev_data, output, skip=run.skip, attention_dropout=run.attention_dropout,
             progress=is_main_process(), **arguments,
         )  # fmt: skip
     if is_main_process():
@@ -234,22 +247,6 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
             known.task.no_answer = True  # a plain Hugging Face model does not tell; the data do
         return known, train_data, dev_data
     return open_model(task=task_class.posed_by(train_data, **settings)), train_data, dev_data
-
-
-def check_output(run: Run) -> None:
-    """A finished model is only replaced if asked for; an unfinished run goes on."""
-    work = Path(f"{Path(run.output)}.work")  # "out/" and "out" are one
-    unfinished = any(work.glob("[0-9]-*"))
-    if unfinished:
-        say(f"going on with the unfinished run in {work}")
-    elif (Path(run.output) / "stretto.json").exists():
-        if not run.overwrite:
-            raise StrettoError(
-                f"Expected a new output folder, got '{run.output}', which holds a finished model. "
-                "Choose another, or add --overwrite."
-            )
-        if is_main_process():
-            shutil.rmtree(work, ignore_errors=True)  # the finished run's plan
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:

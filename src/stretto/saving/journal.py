@@ -20,6 +20,7 @@ from stretto.saving.same_run import check_same, unreadable
 if TYPE_CHECKING:
     from stretto.data import Dataset
 
+#: In the folder of a journal.
 FILE = "state.jsonl"
 Key = tuple[float, ...]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ def hold_to(path: Path, plan: Mapping[str, Any], *, what: str, place: Path, writ
     """Keep the plan of a run in the file `path`, or refuse if the file holds another plan.
 
     `what` names the run and `place` is what to delete for starting again; only one of several processes may `write`."""
-    now = json.loads(json.dumps(plan, default=str))
+    now = as_json(plan)
     if path.exists():
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
@@ -30,6 +31,16 @@ def hold_to(path: Path, plan: Mapping[str, Any], *, what: str, place: Path, writ
         write_json(path, now)
 
 
+def as_json(plan: Any) -> Any:
+    """A plan as its file holds it."""
+    return json.loads(json.dumps(plan, default=str))
+
+
+def digest(plan: Any) -> str:
+    """A short name of a plan, kept with the result of its run."""
+    return f"{zlib.crc32(json.dumps(as_json(plan), sort_keys=True).encode()):08x}"
+
+
 def check_same(before: Any, now: Mapping[str, Any], *, what: str, place: Path) -> None:
     """Refuse to resume `what` with another plan, and say where the plans differ."""
     found = list(differences(before, now))
@@ -37,13 +48,15 @@ def check_same(before: Any, now: Mapping[str, Any], *, what: str, place: Path) -
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise StrettoError(
             f"Expected to resume {what} in '{place}' with the same plan, got another {'; '.join(found[:SHOWN])}{more}. "
-            f"Give what was given before, choose another output, or delete '{place}' to start again."
+            f"Give what was given before, choose another output, or add --restart to start again (in Python: delete "
+            f"'{place}')."
         )
 
 
 def unreadable(path: Path, place: Path, error: Exception) -> StrettoError:
     return StrettoError(
-        f"Expected the unfinished work in '{path}' to be readable, got {error}. Delete '{place}' to start again."
+        f"Expected the unfinished work in '{path}' to be readable, got {error}. "
+        f"Add --restart to start again (in Python: delete '{place}')."
     )
 
 

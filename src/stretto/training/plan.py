@@ -14,7 +14,7 @@ from stretto.errors import StrettoError
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
 from stretto.saving.journal import dataset_digest
-from stretto.saving.same_run import hold_to
+from stretto.saving.same_run import digest, hold_to
 from stretto.training.processes import is_main_process
 
 #: Where a work folder keeps its plan.
@@ -64,6 +64,7 @@ class Plan:
         parts = {"train": train_data, "dev": dev_data, **unlabelled}
         self.digests = {name: dataset_digest(data) for name, data in parts.items()}
         self.truncated = 0
+        self.digest = ""  # when checked
 
     def encode(self, data: Dataset) -> Encoded:
         encoded = self.model.encode(data.texts, data.labels)
@@ -94,11 +95,14 @@ class Plan:
             "texts truncated": self.truncated,
             "seed": self.arguments["seed"],
             "operating points": "measured on the dev examples",
+            "plan": self.digest,
         }
 
     def check(self, work: Path) -> None:
         """Refuse to resume the training of another plan."""
-        hold_to(work / PLAN, self.written(), what="the unfinished training", place=work, write=is_main_process())
+        written = self.written()
+        self.digest = digest(written)
+        hold_to(work / PLAN, written, what="the unfinished training", place=work, write=is_main_process())
 
 
 def check_names(arguments: dict[str, Any]) -> None:

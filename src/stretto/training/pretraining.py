@@ -39,7 +39,8 @@ from stretto.model import make_config
 from stretto.saving.files import replacing_folder, write_errors, write_json, write_text
 from stretto.saving.folder import Folder, quiet_transformers, write_method
 from stretto.saving.journal import dataset_digest
-from stretto.saving.same_run import hold_to
+from stretto.saving.place import locked
+from stretto.saving.same_run import digest, hold_to
 from stretto.saving.versions import versions
 from stretto.state import Inputs
 from stretto.tasks import task_from_config
@@ -111,25 +112,35 @@ def pretrain(
     saved beside it. `arguments` are `TrainingArguments` by their Hugging Face names."""
     check_names(arguments)
     output = Path(output)  # "out/" and "out" are one
+    with locked(output, main=is_main_process()):
+        return run_pretraining(model, tokenizer, train_data, held_out, output, gates, progress, arguments)
+
+
+def run_pretraining(
+    model: AlbertaForMaskedLM,
+    tokenizer: Any,
+    train_data: Dataset,
+    held_out: Dataset,
+    output: Path,
+    gates: Method | None,
+    progress: bool,
+    arguments: dict[str, Any],
+) -> Summary:
     settings, work = {**DEFAULTS, **arguments}, Path(f"{output}.work")
     check_tokenizer(model, tokenizer)
     seed, longest = settings["seed"], model.config.max_position_embeddings
     vocabulary = Vocabulary.of(tokenizer)
     windows = {name: windows_of(data, tokenizer, longest, name) for name, data in
                (("train", train_data), ("held-out", held_out))}  # fmt: skip
-    hold_to(
-        work / PLAN,
-        {
-            "model": model.config.to_dict(),
-            "gates": None if gates is None else asdict(gates.config),
-            "tokenizer": crc32(tokenizer.backend_tokenizer.to_str().encode()),
-            "arguments": settings,
-            "digests": {"train": dataset_digest(train_data), "held_out": dataset_digest(held_out)},
-        },
-        what="the unfinished training",
-        place=work,
-        write=is_main_process(),
-    )
+    plan = {
+        "model": model.config.to_dict(),
+        "gates": None if gates is None else asdict(gates.config),
+        "tokenizer": crc32(tokenizer.backend_tokenizer.to_str().encode()),
+        "arguments": settings,
+        "digests": {"train": dataset_digest(train_data), "held_out": dataset_digest(held_out)},
+    }
+    hold_to(work / PLAN, plan, what="the unfinished training", place=work, write=is_main_process())
+    plan_name = digest(plan)  # before training changes the model's config
     set_seed(seed)
     with logs_in(Path(os.environ.get(LOGS, f"{output}.logs"))):
         trainer = PretrainingTrainer(
@@ -167,7 +178,7 @@ def pretrain(
         seed=seed,
     )
     if is_main_process():
-        save(model.eval(), tokenizer, gates, summary, Path(output))
+        save(model.eval(), tokenizer, gates, summary, output, plan_name)
         shutil.rmtree(work)
     wait_for_all()
     return summary
@@ -288,7 +299,9 @@ def perplexity(prediction: EvalPrediction) -> dict[str, float]:
     return {"perplexity": math.exp(loss)}
 
 
-def save(model: AlbertaForMaskedLM, tokenizer: Any, gates: Method | None, summary: Summary, path: Path) -> None:
+def save(
+    model: AlbertaForMaskedLM, tokenizer: Any, gates: Method | None, summary: Summary, path: Path, plan: str
+) -> None:
     """A Hugging Face folder with its summary, and the gates to fine-tune from; all of it appears, or nothing."""
     with replacing_folder(path) as temporary:
         tokenizer.model_max_length = model.config.max_position_embeddings
@@ -298,7 +311,7 @@ def save(model: AlbertaForMaskedLM, tokenizer: Any, gates: Method | None, summar
         if gates is not None:
             how = {"pretraining": f"{summary.texts} texts, {summary.epochs:g} epochs"}
             write_method(temporary, Folder(gates.name, asdict(gates.config), GATED, [], how), gates)
-        written = {**asdict(summary), "versions": versions()}
+        written = {**asdict(summary), "plan": plan, "versions": versions()}
         write_json(temporary / SUMMARY, written)
         write_text(temporary / "README.md", pretraining_card(model, summary))
 

@@ -29,6 +29,7 @@ from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
 from stretto.saving.files import write_errors, write_tensors
 from stretto.saving.folder import check_place
+from stretto.saving.place import locked
 from stretto.training.frozen import record_examples, recording_fits
 from stretto.training.learner import Learner
 from stretto.training.notes import LabelledBatches, with_notes
@@ -58,7 +59,7 @@ def train(
     texts goes there, and 0 saves it. `arguments` are `TrainingArguments` by their Hugging Face names and hold for every
     stage."""
     skipped = [skip] if isinstance(skip, str) else skip
-    with dropout_in_attention(model.backbone, attention_dropout):
+    with locked(output, main=is_main_process()), dropout_in_attention(model.backbone, attention_dropout):
         return train_stages(model, train_data, dev_data, Path(output), skipped, progress, arguments)
 
 
