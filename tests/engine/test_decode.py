@@ -47,10 +47,10 @@ class Scripted(Silent):
     def decide(self, state: State) -> Decision:
         if self.asks:
             return Decision(freeze=(state.exit_logits.argmax(dim=-1) + state.position + state.layer) % 3 == 0)
-        return Decision(freeze=self.exits(state.ids, state.position) < state.layer)
+        return Decision(freeze=self.block_of(state.ids, state.position) < state.layer)
 
     @staticmethod
-    def exits(sentence: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    def block_of(sentence: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """From 1 to all blocks, in an order without a pattern."""
         return (sentence * 7 + position * position * 3 + position) % 11 % BLOCKS + 1
 
@@ -134,7 +134,7 @@ def test_lazy_keys_give_the_texts_of_copied_states(family: str, beams: int, asks
         else:
             torch.testing.assert_close(torch.tensor(text.score), chosen / len(text.tokens), atol=1e-4, rtol=1e-4)
         if not asks:
-            assert text.exits == Scripted.exits(torch.tensor(row), torch.arange(len(text.tokens))).tolist()
+            assert text.exits == Scripted.block_of(torch.tensor(row), torch.arange(len(text.tokens))).tolist()
     alone, _ = engine.run(encoded(backbone.model, batch).take(torch.tensor([0])), generation, decider, 0.0)
     assert alone[0].tokens == texts[0].tokens and alone[0].exits == texts[0].exits
 
