@@ -10,7 +10,8 @@ from executed import CPU_FORMULAS
 from tiny_seq2seq import BLOCKS, END, FAMILIES, VOCABULARY, encoded, random_source, tiny_seq2seq
 from torch.utils.flop_counter import FlopCounterMode
 
-from stretto.backbones import seq2seq_backbone_for
+from stretto.backbones import backbone_for
+from stretto.backbones.decoder import EncoderDecoder
 from stretto.engine.decider import Silent
 from stretto.engine.decode import DecoderEngine
 from stretto.engine.decode_cache import Source
@@ -18,8 +19,10 @@ from stretto.engine.decode_cost import decoder_flops
 from stretto.engine.decode_reference import DecoderReference, Given
 from stretto.engine.decode_search import Text
 from stretto.engine.generation import Generation
+from stretto.engine.packed import PackedEngine
+from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.state import Decision, Point, State
+from stretto.state import Decision, Inputs, Point, State
 
 LENGTHS = (7, 1, 12, 5, 12, 3)
 NEW = 12
@@ -56,7 +59,9 @@ class Scripted(Silent):
 
 
 def engine_for(family: str, dtype: str = "float32") -> DecoderEngine:
-    return DecoderEngine(seq2seq_backbone_for(tiny_seq2seq(family)), dtype)
+    backbone = backbone_for(tiny_seq2seq(family))
+    assert isinstance(backbone, EncoderDecoder)
+    return DecoderEngine(backbone, dtype)
 
 
 def settings_of(engine: DecoderEngine, **settings: Any) -> Generation:
@@ -219,3 +224,16 @@ def test_no_sentences_give_no_texts() -> None:
     nothing = Source(torch.empty(0, 32), torch.zeros(0, dtype=torch.long))
     texts, trace = engine.run(nothing, settings_of(engine), Silent(), 0.0)
     assert texts == [] and len(trace.steps) == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_engines_run_the_encoder_as_hugging_face_does(family: str) -> None:
+    backbone, batch = backbone_for(tiny_seq2seq(family)), random_source((7, 1, 40, 5, 3))
+    inputs = Inputs(**batch)
+    expected = encoded(backbone.model, batch).rows
+    packed = PackedEngine(backbone).run(inputs, Silent(), 0.0, keep_hidden=True)
+    reference = ReferenceEngine(backbone).run(inputs, Silent(), 0.0, keep_hidden=True)
+    for output in (packed, reference):
+        assert output.hidden is not None
+        torch.testing.assert_close(output.hidden[inputs.attention_mask.bool()], expected, atol=1e-4, rtol=1e-4)

@@ -19,26 +19,21 @@ from stretto.errors import Registry
 
 BACKBONES: Registry[type[Backbone]] = Registry(
     "backbone architecture",
-    {name: cls for cls in (Bert, Roberta, DistilBert, Electra, Albert, MPNet, Alberta) for name in cls.model_types},
+    {
+        name: cls
+        for cls in (Bert, Roberta, DistilBert, Electra, Albert, MPNet, Alberta, Marian, Bart, T5)
+        for name in cls.model_types
+    },
     hint="To add one, write a Backbone subclass in stretto/backbones (see docs/backbones.md) and list it there.",
-)
-
-SEQ2SEQ: Registry[type[EncoderDecoder]] = Registry(
-    "encoder–decoder architecture", {name: cls for cls in (Marian, Bart, T5) for name in cls.model_types}
 )
 
 
 def backbone_for(model: Any) -> Backbone:
-    """The backbone that serves a Hugging Face model with a head for sequences or tokens."""
+    """The backbone that serves a Hugging Face model with a head for sequences or tokens, or with a decoder."""
     return BACKBONES[model.config.model_type](model)
 
 
-def seq2seq_backbone_for(model: Any) -> EncoderDecoder:
-    """The same for a Hugging Face model that writes texts."""
-    return SEQ2SEQ[model.config.model_type](model)
-
-
 __all__ = [
-    "BACKBONES", "SEQ2SEQ", "AttentionSpec", "Backbone", "BiasTable", "EncoderDecoder", "FeedForwardSpec", "LayerSpec",
-    "RelativeTerms", "backbone_for", "register_architectures", "seq2seq_backbone_for",
+    "BACKBONES", "AttentionSpec", "Backbone", "BiasTable", "EncoderDecoder", "FeedForwardSpec", "LayerSpec",
+    "RelativeTerms", "backbone_for", "register_architectures",
 ]  # fmt: skip

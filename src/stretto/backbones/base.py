@@ -57,7 +57,7 @@ class Backbone(ABC):
         return self.layers[layer].feed_forward_chunk(hidden)
 
     @property
-    def final_norm(self) -> nn.LayerNorm | None:
+    def final_norm(self) -> nn.Module | None:
         """A norm between the last layer a row goes through and the model's head, or None."""
         return None
 

@@ -1,93 +1,103 @@
-"""What the decoder engine needs to know about an encoder–decoder: its blocks by role, and its few peculiarities.
+"""What the engines need to know about an encoder–decoder: its encoder is a `Backbone`, its decoder is described here.
 
 A decoder block is self-attention over the tokens written so far, attention over the source (cross-attention) and an
-FFN, each with a residual and a norm behind it (post-LN: Marian, BART) or before it (pre-LN: T5). A family hands out
+FFN, each with a residual and a norm behind it (post-norm: Marian, BART) or before it (pre-norm: T5). A family hands out
 the Hugging Face modules themselves; nothing is copied. d is the hidden size, R rows, V the size of the vocabulary.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class AttentionModules:
-    """One attention with its norm."""
-
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    output: nn.Linear
-    norm: nn.Module
+from stretto.backbones.base import Backbone
+from stretto.backbones.spec import AttentionSpec, FeedForwardSpec
 
 
-@dataclass(frozen=True)
-class DecoderBlock:
-    """The parts of one decoder block by role."""
+class ModuleDropout:
+    """The dropout of a module that keeps its probability as a plain number."""
 
-    attention: AttentionModules
-    cross: AttentionModules
-    ffn_in: nn.Linear
-    activation: Callable[[Tensor], Tensor]
-    ffn_out: nn.Linear
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    @property
+    def p(self) -> float:
+        return self.module.dropout
+
+    @p.setter
+    def p(self, value: float) -> None:
+        self.module.dropout = value
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSpec:
+    """One decoder block."""
+
+    attention: AttentionSpec
+    attention_norm: nn.Module
+    cross: AttentionSpec
+    cross_norm: nn.Module
+    ffn: FeedForwardSpec
     ffn_norm: nn.Module
-    ffn_factor: nn.Linear | None = None
-    """A gated FFN multiplies activation(ffn_in(x)) by ffn_factor(x)."""
+    pre_norm: bool = False
+    """Whether the norms stand before attention and FFN, inside the residual branches, instead of behind them."""
+
+    @property
+    def token_macs(self) -> int:
+        """Multiply-adds of each token: own query and output, query and output of the cross-attention, FFN."""
+        linears = (self.attention.query, self.attention.output, self.cross.query, self.cross.output)
+        return sum(linear.weight.numel() for linear in linears) + self.ffn.macs
+
+    @property
+    def key_macs(self) -> int:
+        """Of each token whose own keys and values are made."""
+        return self.attention.key.weight.numel() + self.attention.value.weight.numel()
+
+    @property
+    def source_macs(self) -> int:
+        """Of each token of the source whose keys and values are made."""
+        return self.cross.key.weight.numel() + self.cross.value.weight.numel()
 
 
-class EncoderDecoder(ABC):
-    """A Hugging Face …ForConditionalGeneration (or MarianMTModel) as the engines see it."""
-
-    model_types: ClassVar[tuple[str, ...]]
-    """`config.model_type` values this class serves."""
-    pre_norm: ClassVar[bool] = False
-    """Whether a block's norms stand before attention and FFN, inside the residual branches, instead of behind them."""
+class EncoderDecoder(Backbone):
+    """A Hugging Face …ForConditionalGeneration (or MarianMTModel). As a `Backbone` it is the encoder, with no head."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.config = model, model.config
-        self.layers: list[Any] = self.list_blocks()
-        self.n_blocks = len(self.layers)
-        first = self.block(0)
-        self.d = int(first.attention.query.in_features)
-        self.inner = int(first.attention.query.out_features)
-        """Heads × head size; T5's may differ from d."""
-        self.n_heads = self.count_heads()
-        self.ffn_size = int(first.ffn_in.out_features)
-        self.ffn_products = 2 if first.ffn_factor is None else 3
+        super().__init__(model)
+        self.blocks: list[Any] = self.list_blocks()
+        self.block_specs = [self.block_spec(block) for block in self.blocks]
+        self.n_blocks = len(self.blocks)
         self.head: nn.Linear = model.lm_head
         self.vocabulary = int(self.head.out_features)
+
+    def head_modules(self) -> list[nn.Module]:
+        return []
+
+    def classify(self, first_rows: Tensor) -> Tensor:
+        return first_rows.new_zeros(len(first_rows), self.n_labels)  # the decoder reads all rows, and answers
+
+    # ---- the decoder
 
     @abstractmethod
     def list_blocks(self) -> list[Any]:
         """The decoder's blocks in the order they run."""
 
     @abstractmethod
-    def block(self, number: int) -> DecoderBlock:
-        """The parts of block `number` (from 0)."""
+    def block_spec(self, block: Any) -> BlockSpec:
+        """What a block is made of; `block` is one of `list_blocks`."""
 
     @abstractmethod
-    def count_heads(self) -> int:
-        """Heads of the decoder's attention."""
+    def embed_texts(self, tokens: Tensor, position: int = 0) -> Tensor:
+        """[B, T] tokens that stand at `position` and behind it -> [B, T, d], with dropout in training."""
 
-    @abstractmethod
-    def embed(self, tokens: Tensor, position: int) -> Tensor:
-        """[R] tokens that stand at one position of their texts -> [R, d]."""
-
-    @property
-    def attention_scale(self) -> float:
-        """The factor on attention scores."""
-        return (self.inner // self.n_heads) ** -0.5
-
-    def position_bias(self, length: int) -> Tensor | None:
+    def decoder_bias(self, length: int) -> Tensor | None:
         """[heads, length] what the scores of the token at position length - 1 get for each position up to its own."""
         return None
 
-    def for_head(self, rows: Tensor) -> Tensor:
+    def for_output(self, rows: Tensor) -> Tensor:
         """Rows behind their last block as the output head reads them: […, d] -> […, d]."""
         return rows
 
@@ -105,8 +115,4 @@ class EncoderDecoder(ABC):
     def run_block(self, number: int, hidden: Tensor, source: Tensor, causal: Tensor, source_mask: Tensor) -> Tensor:
         """Block `number` by Hugging Face's own module, for training: [B, T, d] and the source's [B, S, d] -> [B, T, d].
 
-        Both masks are added to scores: [B, 1, T, T] and [B, 1, 1, S]; what `position_bias` says is added here."""
-
-    @abstractmethod
-    def embed_texts(self, tokens: Tensor) -> Tensor:
-        """[B, T] target tokens from position 0 on -> [B, T, d], with dropout in training."""
+        Both masks are added to scores: [B, 1, T, T] and [B, 1, 1, S]; what `decoder_bias` says is added here."""

@@ -88,6 +88,8 @@ class AttentionSpec:
     """Of attention weights, while training."""
     bias: BiasTable | None = None
     relative: RelativeTerms | None = None
+    scaled: bool = True
+    """Whether scores are divided by the root of the head size."""
 
     @property
     def width(self) -> int:
@@ -100,7 +102,7 @@ class AttentionSpec:
 
     @property
     def scale(self) -> float:
-        return self.head_size**-0.5
+        return self.head_size**-0.5 if self.scaled else 1.0
 
     def by_head(self, x: Tensor) -> Tensor:
         """[b, n, width] -> [b, heads, n, head_size]."""
@@ -109,16 +111,23 @@ class AttentionSpec:
 
 @dataclass(frozen=True, eq=False)
 class FeedForwardSpec:
-    """out(activation(into(x)))"""
+    """out(activation(into(x))), or out(activation(into(x)) · factor(x)) where it is gated."""
 
     into: nn.Linear
     activation: Callable[[Tensor], Tensor]
     out: nn.Linear
+    factor: nn.Linear | None = None
 
     @property
     def size(self) -> int:
         """Values between `into` and `out`."""
         return self.out.weight.shape[1]
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of each row."""
+        linears = (self.into, self.out, self.factor)
+        return sum(linear.weight.numel() for linear in linears if linear is not None)
 
 
 class LayerMacs(NamedTuple):
@@ -156,7 +165,7 @@ class LayerSpec:
         return LayerMacs(
             query=attention.query.weight.numel() + tables,
             key=attention.key.weight.numel() + attention.value.weight.numel() + tables,
-            ffn=attention.output.weight.numel() + ffn.into.weight.numel() + ffn.out.weight.numel(),
+            ffn=attention.output.weight.numel() + ffn.macs,
             pair=attention.width,
         )
 

@@ -83,7 +83,7 @@ class GemmLimit:
             if renewed:
                 layer.attention_output(context[:renewed])
                 ffn_in(hidden[:renewed])
-                layer.ffn_out(wide[:renewed])
+                layer.ffn.out(wide[:renewed])
 
     def flops(self, traces: Sequence[Trace]) -> float:
         total = 0

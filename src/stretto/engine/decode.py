@@ -17,7 +17,7 @@ from stretto.backbones.decoder import EncoderDecoder
 from stretto.engine.decider import Decider
 from stretto.engine.decode_block import PackedBlock, few, fill
 from stretto.engine.decode_cache import Memory, Source, source_groups
-from stretto.engine.decode_cost import DecoderTrace, row_macs
+from stretto.engine.decode_cost import DecoderTrace
 from stretto.engine.decode_search import Advance, Beam, Greedy, Search, Text
 from stretto.engine.generation import Generation
 from stretto.engine.linear import product
@@ -30,7 +30,7 @@ class DecoderEngine:
 
     def __init__(self, backbone: EncoderDecoder, dtype: str = "float32") -> None:
         self.backbone, self.dtype = backbone, dtype
-        self.blocks = [PackedBlock(backbone, number, dtype) for number in range(backbone.n_blocks)]
+        self.blocks = [PackedBlock(spec, number, dtype) for number, spec in enumerate(backbone.block_specs)]
         self.head = product(backbone.head, dtype=dtype)
 
     @torch.inference_mode()
@@ -49,7 +49,7 @@ class DecoderEngine:
 
     def logits(self, states: Tensor) -> Tensor:
         """[R, d] -> [R, V] in float32."""
-        read = fill(self.backbone.for_head(states), states.new_empty(few(len(states)), 0))
+        read = fill(self.backbone.for_output(states), states.new_empty(few(len(states)), 0))
         logits = self.head(read)[: len(states)]
         bias = self.backbone.head_bias
         return (logits if bias is None else logits + bias).float()
@@ -64,7 +64,7 @@ class Writing:
     ) -> None:  # fmt: skip
         """`source` has the sentences `ids` ([S], their numbers among those that came in), the shortest first."""
         backbone, sentences, beams = engine.backbone, len(source.lengths), generation.num_beams
-        device = source.rows.device
+        device, first = source.rows.device, backbone.block_specs[0]
         self.engine, self.source, self.beams, self.decider = engine, source, beams, decider
         self.listens = "before" in decider.points
         self.ids, self.dials, self.trace = ids, dials, trace
@@ -72,9 +72,9 @@ class Writing:
             Beam(generation, sentences, device) if beams > 1 else Greedy(generation, sentences, device, scored=scored)
         )
         self.memory = Memory(
-            n_blocks=backbone.n_blocks, rows=sentences * beams, beams=beams, heads=backbone.n_heads,
-            size=backbone.inner // backbone.n_heads, like=source.rows, lengths=source.lengths,
-            groups=source_groups(source.lengths, row_macs(backbone), backbone.inner), lazy=self.listens,
+            n_blocks=backbone.n_blocks, rows=sentences * beams, beams=beams, heads=first.attention.heads,
+            size=first.attention.head_size, like=source.rows, lengths=source.lengths,
+            groups=source_groups(source.lengths, first), lazy=self.listens,
         )  # fmt: skip
         self.means = source.mean if self.listens else None  # [S, d]
 
@@ -82,8 +82,8 @@ class Writing:
         """One token for every row; the sentences (by number) that have ended."""
         memory, backbone = self.memory, self.engine.backbone
         memory.make_room()
-        bias = backbone.position_bias(memory.length + 1)
-        token = Token(self, backbone.embed(self.search.tokens[:, -1], memory.length))
+        bias = backbone.decoder_bias(memory.length + 1)
+        token = Token(self, backbone.embed_texts(self.search.tokens[:, -1:], memory.length).squeeze(1))
         for block in self.engine.blocks:
             if block.number and self.listens:
                 token.ask(block.number)

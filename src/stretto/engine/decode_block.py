@@ -7,8 +7,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from stretto.backbones.decoder import DecoderBlock, EncoderDecoder
+from stretto.backbones.decoder import BlockSpec
 from stretto.engine.decode_cache import Memory, Source
+from stretto.engine.layer import PackedFeedForward
 from stretto.engine.linear import Product, product
 from stretto.engine.parts import rounded
 
@@ -16,18 +17,13 @@ from stretto.engine.parts import rounded
 class PackedBlock:
     """Rows are [M, d] with M a little above the number of live rows (`few`), so that oneDNN meets few shapes."""
 
-    def __init__(self, backbone: EncoderDecoder, number: int, dtype: str) -> None:
-        self.number, self.dtype, self.pre_norm = number, dtype, backbone.pre_norm
-        self.heads, self.scale = backbone.n_heads, backbone.attention_scale
-        spec = backbone.block(number)
-        self.spec: DecoderBlock = spec
+    def __init__(self, spec: BlockSpec, number: int, dtype: str) -> None:
+        self.spec, self.number, self.dtype = spec, number, dtype
         self.attention_output = product(spec.attention.output, dtype=dtype)
         self.cross_query = product(spec.cross.query, dtype=dtype)
         self.cross_key_value = product(spec.cross.key, spec.cross.value, dtype=dtype)
         self.cross_output = product(spec.cross.output, dtype=dtype)
-        self.ffn_in = product(spec.ffn_in, dtype=dtype, activation=spec.activation)
-        self.ffn_factor = None if spec.ffn_factor is None else product(spec.ffn_factor, dtype=dtype)
-        self.ffn_out = product(spec.ffn_out, dtype=dtype)
+        self.ffn = PackedFeedForward(spec.ffn, dtype)
 
     @cached_property
     def qkv(self) -> Product:
@@ -49,19 +45,15 @@ class PackedBlock:
         """[M, d] -> [M, d]. The first `count` rows of x are live: those of `rows` (indices; None: all there are).
 
         `missing` is as `Memory.missing` says; `bias` is [heads, n], added to the scores of their n tokens."""
-        spec, before = self.spec, self.pre_norm
-        context = self._attend(spec.attention.norm(x) if before else x, count, memory, rows, missing, bias)
+        spec, before = self.spec, self.spec.pre_norm
+        context = self._attend(spec.attention_norm(x) if before else x, count, memory, rows, missing, bias)
         x = self.attention_output(context, x)
-        x = x if before else spec.attention.norm(x)
-        query = self.cross_query(spec.cross.norm(x) if before else x)
-        context = memory.source[self.number].attend(query[:count], rows, memory.beams, self.scale)
+        x = x if before else spec.attention_norm(x)
+        query = self.cross_query(spec.cross_norm(x) if before else x)
+        context = memory.source[self.number].attend(query[:count], rows, memory.beams, spec.cross.scale)
         x = self.cross_output(fill(context, x), x)
-        x = x if before else spec.cross.norm(x)
-        read = spec.ffn_norm(x) if before else x
-        wide = self.ffn_in(read)
-        if self.ffn_factor is not None:
-            wide = wide * self.ffn_factor(read)
-        x = self.ffn_out(wide, x)
+        x = x if before else spec.cross_norm(x)
+        x = self.ffn.out(self.ffn.wide(spec.ffn_norm(x) if before else x), x)
         return x if before else spec.ffn_norm(x)
 
     def _attend(
@@ -69,23 +61,23 @@ class PackedBlock:
         bias: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """[M, d] -> [M, inner]: write keys and values, those that were missing too, and look at all of them."""
-        own, here = memory.own[self.number], memory.length
+        own, here, heads = memory.own[self.number], memory.length, self.spec.attention.heads
         if missing is None:
             q, k, v = self.qkv(read)[:count].chunk(3, dim=1)
         else:
             assert memory.states is not None
             waiting = memory.states[missing]  # [P, d]
-            waiting = self.spec.attention.norm(waiting) if self.pre_norm else waiting
+            waiting = self.spec.attention_norm(waiting) if self.spec.pre_norm else waiting
             both = self.key_value(rounded(torch.cat([read[:count], waiting])))[: count + len(waiting)]
-            old_k, old_v = both[count:].unflatten(1, (2, self.heads, -1)).unbind(1)
+            old_k, old_v = both[count:].unflatten(1, (2, heads, -1)).unbind(1)
             own.k[missing[0], :, missing[1]], own.v[missing[0], :, missing[1]] = old_k, old_v
             q, (k, v) = self.query(read)[:count], both[:count].chunk(2, dim=1)
         where = slice(None) if rows is None else rows
-        own.k[where, :, here] = k.unflatten(1, (self.heads, -1))
-        own.v[where, :, here] = v.unflatten(1, (self.heads, -1))
+        own.k[where, :, here] = k.unflatten(1, (heads, -1))
+        own.v[where, :, here] = v.unflatten(1, (heads, -1))
         own.written[where] = here + 1
         added = None if bias is None else bias.unsqueeze(1)
-        return fill(own.attend(q.contiguous(), rows, here + 1, self.scale, added), read)
+        return fill(own.attend(q.contiguous(), rows, here + 1, self.spec.attention.scale, added), read)
 
     def project_source(self, memory: Memory, rows: Tensor | None, source: Source) -> Tensor | None:
         """Make keys and values of the sources of sentences that come to this block for the first time; None if there
@@ -100,7 +92,8 @@ class PackedBlock:
         if not bool(new.any()):
             return None
         chosen = new[source.sentence].nonzero().squeeze(1)
-        both = self.cross_key_value(rounded(source.rows[chosen]))[: len(chosen)].unflatten(1, (2, self.heads, -1))
+        both = self.cross_key_value(rounded(source.rows[chosen]))[: len(chosen)]
+        both = both.unflatten(1, (2, self.spec.cross.heads, -1))
         keys.write(source.sentence[chosen], source.place[chosen], both[:, 0], both[:, 1])
         keys.ready = keys.ready | new
         keys.all_ready = bool(keys.ready.all())

@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from stretto.backbones.decoder import BlockSpec
 from stretto.engine.attention import softmax
 from stretto.engine.groups import MOST_PADDING
 
@@ -190,10 +191,10 @@ class SourceKeys:
         self.all_ready = bool(self.ready.all())
 
 
-def source_groups(lengths: Tensor, row_macs: int, inner: int) -> list[tuple[int, int]]:
+def source_groups(lengths: Tensor, block: BlockSpec) -> list[tuple[int, int]]:
     """[S] ascending lengths -> [first, end) of sentences to be computed together: padding adds at most `MOST_PADDING`
-    to the `row_macs` multiply-adds that a row takes in a block besides attention."""
-    allowed = int(MOST_PADDING * row_macs / (2 * inner))
+    to what a token takes in a block besides attention."""
+    allowed = int(MOST_PADDING * (block.token_macs + block.key_macs) / (2 * block.cross.width))
     found, first = [], 0
     sizes = lengths.tolist()
     for end in range(1, len(sizes) + 1):

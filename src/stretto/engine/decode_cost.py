@@ -1,12 +1,11 @@
 """What a decoder executed, and its FLOPs.
 
-Per sentence and block, in multiply-adds (d hidden size, i = heads × head size, f FFN size, g = 2 products of the FFN,
-3 if it is gated):
+Per sentence and block, in multiply-adds (d hidden size, w width of all heads, f size of the FFN):
 
-    tokens · (2 d i + 2 d i + g d f)   own query and output; query and output of the attention to the source; FFN
-    + projected · 2 d i                own keys and values: of tokens that came here, and of those that had left below
-    + source · 2 d i                   keys and values of the source, once
-    + 2 i (pairs + tokens · n_source)  scores and weighted sums, own and to the source
+    tokens · (4 d w + 2 d f)           own query and output; query and output of the attention to the source; FFN
+    + projected · 2 d w                own keys and values: of tokens that came here, and of those that had left below
+    + source · 2 d w                   keys and values of the source, once
+    + 2 w (pairs + tokens · n_source)  scores and weighted sums, own and to the source
 
 and the output head, d V for every state it read, whoever asked. Deciders add theirs. FLOPs are twice the multiply-adds.
 """
@@ -95,17 +94,14 @@ class DecoderTrace:
         )
 
 
-def row_macs(backbone: EncoderDecoder) -> int:
-    """Multiply-adds that a row takes in a block, attention itself not counted."""
-    d, inner = backbone.d, backbone.inner
-    return 6 * d * inner + backbone.ffn_products * d * backbone.ffn_size
-
-
 def decoder_flops(trace: DecoderTrace, backbone: EncoderDecoder) -> Tensor:
     """[S] FLOPs executed for each sentence by the decoder, its deciders and the output head."""
-    d, inner = backbone.d, backbone.inner
-    per_token = 4 * d * inner + backbone.ffn_products * d * backbone.ffn_size
-    blocks = trace.tokens * per_token + (trace.projected + trace.source) * 2 * d * inner
-    attention = 2 * inner * (trace.pairs + trace.tokens * trace.lengths.unsqueeze(1))
-    macs = (blocks + attention).sum(dim=1) + trace.heads * d * backbone.vocabulary + trace.decider_macs
-    return 2 * macs
+    specs, device = backbone.block_specs, trace.tokens.device
+    token, key, source, own, cross = torch.tensor(
+        [(s.token_macs, s.key_macs, s.source_macs, 2 * s.attention.width, 2 * s.cross.width) for s in specs],
+        device=device,
+    ).unbind(dim=1)  # [N] each
+    blocks = token * trace.tokens + key * trace.projected + source * trace.source
+    attention = own * trace.pairs + cross * trace.tokens * trace.lengths.unsqueeze(1)
+    head = trace.heads * backbone.head.weight.numel()
+    return 2 * ((blocks + attention).sum(dim=1) + head + trace.decider_macs)

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from stretto.backbones import LayerSpec
+from stretto.backbones import FeedForwardSpec, LayerSpec
 from stretto.engine.attention import PackedAttention
 from stretto.engine.groups import LayerShape
 from stretto.engine.linear import Product, product
@@ -24,6 +24,20 @@ def add_branch(last: Product, x: Tensor, residual: Tensor, gate: Tensor | None) 
     return last(x, residual) if gate is None else last.add_scaled(x, residual, gate)
 
 
+class PackedFeedForward:
+    """An FFN's weights, laid out once."""
+
+    def __init__(self, spec: FeedForwardSpec, dtype: str) -> None:
+        self.into = product(spec.into, dtype=dtype, activation=spec.activation)
+        self.factor = None if spec.factor is None else product(spec.factor, dtype=dtype)
+        self.out = product(spec.out, dtype=dtype)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """[M, d] -> [M, size]: what `out` reads."""
+        wide = self.into(x)
+        return wide if self.factor is None else wide.mul_(self.factor(x))
+
+
 class PackedLayer:
     """One layer's weights, laid out for the packed matrix."""
 
@@ -31,8 +45,7 @@ class PackedLayer:
         self.spec, self.dtype = spec, dtype
         self.shape = LayerShape(spec.attention.heads, spec.macs)
         self.attention_output = product(spec.attention.output, dtype=dtype)
-        self.ffn_in = product(spec.ffn.into, dtype=dtype, activation=spec.ffn.activation)
-        self.ffn_out = product(spec.ffn.out, dtype=dtype)
+        self.ffn = PackedFeedForward(spec.ffn, dtype)
 
     @cached_property
     def qkv(self) -> Product:
@@ -73,6 +86,6 @@ class PackedLayer:
     def _finish(self, context: Tensor, residual: Tensor, gate: Tensor | None = None) -> Tensor:
         spec, hidden = self.spec, add_branch(self.attention_output, context, residual, gate)
         if spec.pre_norm:
-            return add_branch(self.ffn_out, self.ffn_in(spec.ffn_norm(hidden)), hidden, gate)
+            return add_branch(self.ffn.out, self.ffn.wide(spec.ffn_norm(hidden)), hidden, gate)
         hidden = spec.attention_norm(hidden)
-        return spec.ffn_norm(add_branch(self.ffn_out, self.ffn_in(hidden), hidden, gate))
+        return spec.ffn_norm(add_branch(self.ffn.out, self.ffn.wide(hidden), hidden, gate))
