@@ -93,7 +93,7 @@ def lines_of(results: list[Results]) -> list[str]:
 def able(line: str, results: Results) -> bool:
     """Whether the method is for the set's task."""
     task = next(name for name, task in TASKS.items() if task.main_metric == results.about["main_metric"])
-    return task in METHODS[line.split()[0]].tasks
+    return METHODS[line.split()[0]].needs.met_by(TASKS[task])
 
 
 def cost(point: Point) -> float:

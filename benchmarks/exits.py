@@ -64,9 +64,9 @@ class Exits(Experiment):
         for key, (start, skip, settings) in recipes.items():
             method = METHODS[key.split("-")[0]]
             wanted = not only or key.split("-")[0] in only
-            if not wanted or key in self.rows or self.task.name not in method.tasks:
+            if not wanted or key in self.rows or not method.needs.met_by(self.task):
                 continue
-            if start == "deebert" and self.task.name not in METHODS["deebert"].tasks:
+            if start == "deebert" and not METHODS["deebert"].needs.met_by(self.task):
                 start, skip = "full", ("backbone",)  # no DeeBERT for regression: the method trains its exits itself
             if key == "pabee" and self.task.name == "regression":
                 settings = {**settings, "tolerance": 0.2}  # of a similarity between 0 and 5

@@ -107,7 +107,7 @@ class Experiment:
         self.rows: dict[str, Any] = json.loads(self.json.read_text()) if self.json.exists() else {}
 
         def part(split: str, names: list[str] | None = None, limit: int | None = None) -> Dataset:
-            found = load(str(data / f"{split}.jsonl.gz"), task=spec.task, label_names=names)
+            found = load(str(data / f"{split}.jsonl.gz"), task=TASKS[spec.task], label_names=names)
             return found if limit is None else sample(found, limit, seed)
 
         whole = part(spec.train)

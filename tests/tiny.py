@@ -19,6 +19,7 @@ from stretto.data.tokenise import NO_WORD
 from stretto.data.words import word_keys
 from stretto.methods.depths import WordDepths
 from stretto.state import Inputs
+from stretto.tasks import Span, Tokens
 
 #: One representative of every backbone class and of every model type that shares one.
 ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "alberta")
@@ -196,7 +197,7 @@ def tiny_tagging(n: int = 64, seed: int = 0) -> Any:
         ]
         texts.append(tuple(words))
         labels.append([TAGS.index(TAG_OF.get(word, "O")) for word in words])
-    return Dataset(texts, labels, TAGS, [f"made:{i + 1}" for i in range(n)])
+    return Dataset(texts, labels, TAGS, [f"made:{i + 1}" for i in range(n)], Tokens.form)
 
 
 def tiny_questions(n: int = 64, seed: int = 0, *, no_answer: bool = False, longest: int = 12) -> Any:
@@ -213,4 +214,4 @@ def tiny_questions(n: int = 64, seed: int = 0, *, no_answer: bool = False, longe
         answer = "" if no_answer and index % 3 == 0 else "very " * dice.randint(0, 2) + dice.choice(["one", "two"])
         texts.append(("how many ?", f"{before}{answer} {' '.join(words[place:])}"))
         labels.append((Gold(answer, len(before)),) if answer else ())
-    return Dataset(texts, labels, None, [f"made:{i + 1}" for i in range(n)])
+    return Dataset(texts, labels, None, [f"made:{i + 1}" for i in range(n)], Span.form)

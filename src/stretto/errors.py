@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 
 class StrettoError(ValueError):
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T]):
-    """A read-only mapping whose failed look-up is a helpful `StrettoError`."""
+    """A mapping whose failed look-up is a helpful `StrettoError`."""
 
     def __init__(self, kind: str, entries: dict[str, T], hint: str = "") -> None:
         self.kind, self.entries, self.hint = kind, entries, hint
@@ -34,6 +35,10 @@ class Registry(Mapping[str, T]):
             f"Expected a {self.kind} among {', '.join(self.entries)}; got {name!r}. {guess}{self.hint}".rstrip()
         )
 
+    def add(self, name: str, entry: T) -> None:
+        """Take in one of your own, for as long as the process runs."""
+        self.entries[name] = entry
+
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self.entries
 
@@ -42,3 +47,18 @@ class Registry(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self.entries)
+
+
+class LazyRegistry(Registry[T]):
+    """A registry of "module.Name": an entry is imported when it is looked up, so that listing names stays light."""
+
+    def __init__(self, kind: str, homes: dict[str, str], hint: str = "") -> None:
+        entries: dict[str, Any] = dict(homes)
+        super().__init__(kind, entries, hint)
+
+    def __getitem__(self, name: str) -> T:
+        entry: Any = super().__getitem__(name)
+        if isinstance(entry, str):
+            module, _, attribute = entry.rpartition(".")
+            self.entries[name] = getattr(import_module(module), attribute)
+        return self.entries[name]

@@ -31,7 +31,7 @@ from stretto.saving.folder import (
     write_folder,
 )
 from stretto.state import Inputs, Output
-from stretto.tasks import Prediction, SequenceTask, Task
+from stretto.tasks import Prediction, Task
 
 __all__ = ["AdaptiveModel", "Prediction", "Text", "make_config"]
 
@@ -193,9 +193,7 @@ class AdaptiveModel(nn.Module):
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any] | None = None) -> Encoded:
         """Tokenise inputs (and labels, one per input, as in a `Dataset`) as the task wants them."""
-        if self.method.reads_words and isinstance(self.task, SequenceTask):
-            return self.task.encode(self.tokenizer, texts, self.max_length, labels, words=True)
-        return self.task.encode(self.tokenizer, texts, self.max_length, labels)
+        return self.task.encode(self.tokenizer, texts, self.max_length, labels, words=self.method.reads_words)
 
     def answer(self, encoded: Encoded, dial: float | Tensor | None = None, batch_size: int = 32) -> list[Any]:
         """Answer what `encode` has tokenised, in order. A dial per input ([n]) holds for all its windows."""

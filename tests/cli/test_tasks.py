@@ -166,7 +166,7 @@ def test_what_is_refused(encoder: Path, names: Path, questions: Path, data: Path
         ),
         (
             ["train", names, "--task", "tokens", "--stride", 3, *start],
-            "Expected --stride for a span task",
+            "Expected --stride for a task with windows",
         ),
         (["predict", names.with_name("model"), names, "--output", tmp_path / "a.csv"], "hold lists, which .csv cannot"),
         (["predict", names.with_name("model"), names, "--probabilities"], "Expected --probabilities for a model that"),
@@ -188,7 +188,7 @@ def test_what_is_refused(encoder: Path, names: Path, questions: Path, data: Path
         ),
         (["predict", questions.with_name("model"), names], "expected a column 'question'"),
         (["evaluate", names.with_name("model"), questions], "known to hold the words, got none"),
-        (["demo", "--data", names, "--task", "tokens"], "Expected classification or regression, got 'tokens'"),
+        (["demo", "--data", names, "--task", "tokens"], "such as classification or regression, got 'tokens'"),
     ):
         result = run(*args)
         assert (result.exit_code, result.stdout) == (1, ""), args

@@ -146,7 +146,7 @@ def test_full_cost_is_one() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_regression_works_or_says_what_does(name: str) -> None:
     backbone = tiny_backbone("bert", 1)
-    if "regression" in METHODS[name].tasks:
+    if METHODS[name].needs.met_by(Regression):
         method, engine, inputs = make(name, backbone, Regression()), PackedEngine(backbone), random_inputs(LENGTHS)
         sweep = method.dial.sweep
         dials = torch.tensor([sweep[i * (len(sweep) - 1) // (len(LENGTHS) - 1)] for i in range(len(LENGTHS))])

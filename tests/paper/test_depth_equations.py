@@ -20,10 +20,11 @@ from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine, undisturbed_bias
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Shape
-from stretto.methods.depth_mi import equal_width_depths, label_edges, mutual_information, presence, towards
+from stretto.methods.depth_mi import equal_width_depths, mutual_information, presence, towards
 from stretto.methods.pooled_head import PooledHead
 from stretto.state import Decision, Inputs
 from stretto.tasks import Classification
+from stretto.tasks.regression import bin_edges
 
 LENGTHS = [9, 5, 1, 12, 5]
 
@@ -95,9 +96,9 @@ def test_the_dial_goes_from_all_layers_to_the_depth_and_on() -> None:
 
 
 def test_numbers_are_sorted_into_bins_of_equal_size() -> None:
-    edges = label_edges(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0]), 3)
+    edges = bin_edges(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0]), 3)
     assert torch.bincount(torch.bucketize(torch.arange(6).double(), edges)).tolist() == [2, 2, 2]
-    assert len(label_edges(torch.full((9,), 2.5), 5)) == 1  # numbers that are all the same: one edge
+    assert len(bin_edges(torch.full((9,), 2.5), 5)) == 1  # numbers that are all the same: one edge
 
 
 # ---- words -------------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from stretto.methods import METHODS, Pass, Shape
 from stretto.methods.branchynet import quantile_factors, weighted_loss
 from stretto.methods.deebert import entropy
 from stretto.methods.halting import depth_at_quantile, oracle_depth
-from stretto.methods.lte import wrongness
-from stretto.methods.pabee import agreements, same_answer
+from stretto.methods.pabee import agreements
 from stretto.methods.shallow_deep import confidence
 from stretto.state import State
 from stretto.tasks import Classification, Regression
@@ -104,8 +103,9 @@ def test_patience_counts_agreements_and_forgets_them_on_a_change() -> None:
     count = torch.tensor([0, 2, 2])
     assert agreements(count, torch.tensor([True, True, False])).tolist() == [1, 3, 0]
     a, b = torch.tensor([[2.0, 1.0], [0.0, 1.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
-    assert same_answer(a, b, 0.0).tolist() == [True, False]
-    assert same_answer(torch.tensor([[1.0], [1.0]]), torch.tensor([[1.04], [1.06]]), 0.05).tolist() == [True, False]
+    assert TASK.same_answer(a, b, 0.0).tolist() == [True, False]
+    close = torch.tensor([[1.0], [1.0]]), torch.tensor([[1.04], [1.06]])
+    assert Regression().same_answer(*close, 0.05).tolist() == [True, False]
 
 
 def test_pabee_leaves_after_patience_plus_one_layers_at_the_earliest() -> None:
@@ -148,8 +148,8 @@ def test_halting_decides_once() -> None:
 
 def test_lte_targets_and_alternation() -> None:
     logits = torch.tensor([[2.0, 1.0], [0.0, 1.0]])
-    assert wrongness(logits, torch.tensor([0, 0])).tolist() == [0.0, 1.0]
-    assert wrongness(torch.tensor([[1.0]]), torch.tensor([1.5])) == pytest.approx(math.tanh(0.5))
+    assert TASK.wrongness(logits, torch.tensor([0, 0])).tolist() == [0.0, 1.0]
+    assert Regression().wrongness(torch.tensor([[1.0]]), torch.tensor([1.5])) == pytest.approx(math.tanh(0.5))
     method = METHODS["lte"](METHODS["lte"].Config(), SHAPE, TASK)
     with torch.no_grad():
         method.predictor.weight.zero_()

@@ -271,7 +271,7 @@ ROW: dict[str, Any] = {"question": "who?", "context": "Jane Doe did.", "answers"
     ],
 )
 def test_questions_are_read(answers: Any, golds: tuple[Gold, ...], tmp_path: Path) -> None:
-    data = load(write(tmp_path / "q.jsonl", jsonl({**ROW, "answers": answers, "id": "x"})), task="span")
+    data = load(write(tmp_path / "q.jsonl", jsonl({**ROW, "answers": answers, "id": "x"})), task=Span)
     assert (data.texts, data.labels) == ([("who?", "Jane Doe did.")], [golds])
     assert data.label_names is None
     assert Span.posed_by(data).no_answer == (golds == ())
@@ -295,24 +295,26 @@ def test_questions_are_read(answers: Any, golds: tuple[Gold, ...], tmp_path: Pat
 )
 def test_bad_rows_are_named(row: dict[str, Any], answer: str, tmp_path: Path) -> None:
     with pytest.raises(StrettoError, match=rf"q\.jsonl:2: .*{answer}"):
-        load(write(tmp_path / "q.jsonl", jsonl(ROW, row)), task="span")
+        load(write(tmp_path / "q.jsonl", jsonl(ROW, row)), task=Span)
 
 
 def test_other_columns_and_missing_ones(tmp_path: Path) -> None:
     from stretto.data import Columns
 
     path = write(tmp_path / "q.jsonl", jsonl({"ask": "who?", "body": "Jane", "gold": []}))
-    assert load(path, task="span", columns=Columns("ask", "body", "gold")).texts == [("who?", "Jane")]
+    assert load(path, task=Span, columns=Columns("ask", "body", "gold")).texts == [("who?", "Jane")]
     with pytest.raises(StrettoError, match="expected a column 'context', got the columns 'ask', 'body', 'gold'"):
-        load(path, task="span", columns=Columns(text="ask"))
+        load(path, task=Span, columns=Columns(text="ask"))
 
 
 def test_a_split_keeps_contexts_together() -> None:
     golds = [(), (Gold("x", 0),)]
-    data = Dataset([(f"q{i}", f"x{i // 3}") for i in range(30)], [golds[i % 2] for i in range(30)], None, ["w"] * 30)
+    data = Dataset(
+        [(f"q{i}", f"x{i // 3}") for i in range(30)], [golds[i % 2] for i in range(30)], None, ["w"] * 30, Span.form
+    )
     left, held = split_off(data, 0.1, seed=1)
     assert len(held) == 3
     assert {context for _, context in left.texts}.isdisjoint(context for _, context in held.texts)
     assert split_off(data, 0.1, seed=1)[1] == held
     with pytest.raises(StrettoError, match="about two contexts or more to split, got 1"):
-        split_off(Dataset(data.texts[:3], data.labels[:3], None, ["w"] * 3), 0.5, seed=0)  # type: ignore[index]
+        split_off(Dataset(data.texts[:3], data.labels[:3], None, ["w"] * 3, Span.form), 0.5, seed=0)  # type: ignore[index]

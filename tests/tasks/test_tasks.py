@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
+from tiny import tiny_model, tiny_questions, tiny_reviews
 from transformers import BertConfig
 
+from stretto.budget.sweep import run_features
 from stretto.errors import StrettoError
-from stretto.tasks import TASKS, Classification, Regression, SequenceTask, task_from_config
+from stretto.tasks import TASKS, Classification, Regression, SequenceTask, Span, Tokens, task_from_config
 from stretto.tasks.metrics import ece
 
 NAMES = ["bad", "good", "mixed"]
@@ -139,7 +142,7 @@ def test_regression_decodes_to_a_value() -> None:
 
 
 def test_regression_has_no_right_or_wrong() -> None:
-    with pytest.raises(StrettoError, match=r"right or wrong, got regression. Use its loss"):
+    with pytest.raises(StrettoError, match=r"right or wrong, got regression. Use a class"):
         Regression().correct(torch.zeros(1, 1), torch.zeros(1))
 
 
@@ -244,3 +247,37 @@ def test_a_config_of_another_task_is_refused(kind: str, outputs: int) -> None:
 def test_an_unknown_task_is_told_the_names() -> None:
     with pytest.raises(StrettoError, match=r"regression, tokens, span; got 'regresion'\. Did you mean 'regression'\?"):
         TASKS["regresion"]
+
+
+# ---- capabilities ------------------------------------------------------------------------------------------
+
+
+def test_scores_of_single_examples_have_the_main_metric_as_their_mean() -> None:
+    for task, data in (
+        (Classification(["bad", "good"]), tiny_reviews(24)),
+        (Span(no_answer=True), tiny_questions(24, no_answer=True)),
+    ):
+        model = tiny_model("full", task=task)
+        encoded = model.encode(data.texts)
+        logits, _ = run_features(model, encoded.features, 0.0, 8)
+        scores = task.example_scores(logits, encoded, data.labels)
+        assert scores is not None and scores.shape == (24,)
+        assert float(scores.mean()) == pytest.approx(task.scores(logits, encoded, data.labels)[task.main_metric])
+        assert scores.min() >= 0 and scores.max() <= 1
+    assert Regression().example_scores(torch.zeros(1, 1), encoded, [0.0]) is None  # a correlation is no mean
+    assert Tokens(["O", "B-x"]).example_scores([torch.zeros(1, 2)], encoded, [[0]]) is None
+
+
+def test_only_some_tasks_are_capable_of_some_things() -> None:
+    tagging = Tokens(["O", "B-x"])
+    for ask in (tagging.correct, tagging.wrongness):
+        with pytest.raises(StrettoError, match="a task whose answers are right or wrong, got tokens"):
+            ask(torch.zeros(1, 2), torch.zeros(1))
+    with pytest.raises(StrettoError, match="a task that answers whole sequences, got tokens"):
+        tagging.same_answer(torch.zeros(1, 2), torch.zeros(1, 2), 0.1)
+    with pytest.raises(StrettoError, match="a task that answers whole sequences, got tokens"):
+        tagging.classes(torch.zeros(1), 5)
+
+
+def test_the_command_line_lists_the_tasks_there_are() -> None:
+    assert f"{', '.join(TASKS)}; default: classification." in " ".join(run("train", "--help").stdout.split())

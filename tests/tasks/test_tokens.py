@@ -193,11 +193,11 @@ ROW: dict[str, Any] = {"tokens": ["Jane", "Doe", "left", "Paris"], "tags": ["B-p
 @pytest.mark.parametrize(("words", "tags"), [("tokens", "tags"), ("words", "ner_tags"), ("tokens", "labels")])
 def test_words_and_tags_are_read(words: str, tags: str, tmp_path: Path) -> None:
     rows = [{words: ROW["tokens"], tags: ROW["tags"], "id": 1}, {words: [], tags: []}]
-    data = load(write(tmp_path / "d.jsonl.gz", jsonl(*rows)), task="tokens")
+    data = load(write(tmp_path / "d.jsonl.gz", jsonl(*rows)), task=Tokens)
     assert data.label_names == ["B-person", "B-place", "I-person", "O"]
     assert data.texts == [("Jane", "Doe", "left", "Paris"), ()]
     assert data.labels == [[0, 2, 3, 1], []]
-    again = load(write(tmp_path / "d.jsonl", jsonl(*rows)), task="tokens", label_names=NAMES)
+    again = load(write(tmp_path / "d.jsonl", jsonl(*rows)), task=Tokens, label_names=NAMES)
     assert again.labels == [[1, 2, 0, 3], []]
 
 
@@ -210,7 +210,7 @@ def test_class_numbers_of_lists_get_their_names(tmp_path: Path) -> None:
     made.to_parquet(tmp_path / "d.parquet")
     made.save_to_disk(tmp_path / "folder")
     for source in (tmp_path / "d.parquet", tmp_path / "folder"):
-        data = load(source, task="tokens")
+        data = load(source, task=Tokens)
         assert (data.label_names, data.labels) == (names, [[0, 1]])
 
 
@@ -229,18 +229,18 @@ def test_class_numbers_of_lists_get_their_names(tmp_path: Path) -> None:
 )
 def test_bad_rows_are_named(row: dict[str, Any], answer: str, tmp_path: Path) -> None:
     with pytest.raises(StrettoError, match=rf"d\.jsonl:2: {answer}"):
-        load(write(tmp_path / "d.jsonl", jsonl(ROW, row)), task="tokens")
+        load(write(tmp_path / "d.jsonl", jsonl(ROW, row)), task=Tokens)
 
 
 def test_bad_sources_are_named(tmp_path: Path) -> None:
     table = write(tmp_path / "d.csv", "tokens,tags\nJane left,O O\n")
     with pytest.raises(StrettoError, match=r"d\.csv:2: expected a list of words.*\.csv and \.tsv cannot hold them"):
-        load(table, task="tokens")
+        load(table, task=Tokens)
     with pytest.raises(StrettoError, match="known to hold the tags, got tags and labels among"):
-        load(write(tmp_path / "d.jsonl", jsonl({**ROW, "labels": []})), task="tokens")
+        load(write(tmp_path / "d.jsonl", jsonl({**ROW, "labels": []})), task=Tokens)
     with pytest.raises(StrettoError, match="known to hold the words, got none among the columns 'text'"):
-        load(write(tmp_path / "d.jsonl", jsonl({"text": "a", "tags": ["O"]})), task="tokens")
+        load(write(tmp_path / "d.jsonl", jsonl({"text": "a", "tags": ["O"]})), task=Tokens)
     with pytest.raises(StrettoError, match=r"d\.jsonl:1: expected at least one word to learn from, got none"):
-        load(write(tmp_path / "d.jsonl", jsonl({"tokens": [], "tags": []})), task="tokens")
+        load(write(tmp_path / "d.jsonl", jsonl({"tokens": [], "tags": []})), task=Tokens)
     with pytest.raises(StrettoError, match=r"d\.jsonl:1: expected one of the labels 'O', 'B-x', got 'B-person'"):
-        load(write(tmp_path / "d.jsonl", jsonl(ROW)), task="tokens", label_names=["O", "B-x"])
+        load(write(tmp_path / "d.jsonl", jsonl(ROW)), task=Tokens, label_names=["O", "B-x"])

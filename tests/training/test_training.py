@@ -85,7 +85,7 @@ def test_regression_learns(method: str, tmp_path: Path) -> None:
     assert as_trained(model, sweep(model, numbers, progress=False)).score > 0.8
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if "tokens" in METHODS[name].tasks])
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].needs.met_by(Tokens)])
 def test_tagging_learns(method: str, tmp_path: Path) -> None:
     task = Tokens(TAGS)
     model = train(learner(method, task=task), tiny_tagging(96), tiny_tagging(32, seed=1), tmp_path / "out", **QUICK)
@@ -122,7 +122,7 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(torch.equal(value, weights[name]) for name, value in one.state_dict().items())
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if "span" in METHODS[name].tasks])
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].needs.met_by(Span)])
 def test_question_answering_learns(method: str, tmp_path: Path) -> None:
     data, dev, test = (tiny_questions(n, seed, no_answer=True) for seed, n in enumerate((96, 32, 32)))
     train(learner(method, task=Span.posed_by(data, stride=4)), data, dev, tmp_path / "out", **QUICK)

@@ -22,6 +22,7 @@ from stretto.budget.sweep import OperatingPoint, sweep
 from stretto.data import Columns, Dataset, load, sample, split_off
 from stretto.data.records import GUESS
 from stretto.errors import StrettoError
+from stretto.methods import METHODS
 from stretto.model import AdaptiveModel
 from stretto.saving.files import write_json, write_text, writing
 from stretto.saving.folder import quiet_transformers
@@ -68,7 +69,8 @@ class Demo:
 
     @property
     def method(self) -> str:
-        return "lte" if self.task == "regression" else "deebert"
+        """deebert where the task allows, else lte."""
+        return "deebert" if METHODS["deebert"].needs.met_by(TASKS[self.task]) else "lte"
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def missing_package(name: str) -> StrettoError:
 
 
 def own_parts(demo: Demo) -> Parts:
-    everything = load(str(demo.data), columns=demo.columns, task=demo.task)
+    everything = load(str(demo.data), columns=demo.columns, task=TASKS[demo.task])
     rest, test = split_off(everything, 0.15, demo.seed)
     left, dev = split_off(rest, 0.1, demo.seed)
     return limited(demo, left, dev, test, test.texts[:3])

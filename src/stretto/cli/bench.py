@@ -93,7 +93,7 @@ def model(
 
     sizes = whole_numbers(batch_sizes, "--batch-sizes")
     loaded = open_model(model, dtype)
-    texts = load(data, task=loaded.task.name, columns=Columns(text, text_b), split=split, labelled=False).texts
+    texts = load(data, task=loaded.task, columns=Columns(text, text_b), split=split, labelled=False).texts
     say_cut(loaded.encode(texts).truncated, len(texts), loaded)
     wanted = budget_dials(loaded) if dials is None else numbers(dials, "--dials")
     rows = bench_model(

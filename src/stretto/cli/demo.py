@@ -10,6 +10,7 @@ from typer import Option
 from stretto.cli.options import Label, Rounds, Seed, Text, TextB
 from stretto.cli.output import say
 from stretto.errors import StrettoError
+from stretto.tasks import DEFAULT_TASK, TASKS
 
 EXAMPLES = """
 stretto demo
@@ -25,7 +26,7 @@ def demo(
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
-    task: Annotated[str, Option(help="classification, or regression if the labels are numbers.")] = "classification",
+    task: Annotated[str, Option(help="A task that answers whole texts, such as regression.")] = DEFAULT_TASK,
     limit: Annotated[int, Option(min=1, help="Most texts to train on.")] = 6000,
     epochs: Annotated[float, Option(min=0, help="Epochs of fine-tuning.")] = 2,
     rounds: Rounds = 5,
@@ -38,12 +39,12 @@ def demo(
     from stretto.bench.demo import Demo, run_demo
     from stretto.data import Columns
 
-    if data is None and (text or text_b or label or task != "classification"):
+    if data is None and (text or text_b or label or task != DEFAULT_TASK):
         raise StrettoError("Expected --data beside --text, --text-b, --label or --task, got none. Add --data.")
-    if task not in ("classification", "regression"):
+    if TASKS[task].answers != "sequence":
         raise StrettoError(
-            f"Expected classification or regression, got '{task}'. The demo trains exits, which answer whole texts; "
-            "use `stretto train` for other tasks."
+            f"Expected a task that answers whole texts, such as classification or regression, got '{task}'. The demo "
+            "trains exits, which answer whole texts; use `stretto train` for other tasks."
         )
     settings = Demo(model, data, Columns(text, text_b, label), task, limit, epochs, rounds, seed)
     run_demo(settings, output, tell=say_aloud)

@@ -62,13 +62,15 @@ def methods(
 
 def describe(method: Any) -> dict[str, Any]:
     """All there is to say of a method, from its docstring, its dial and its Config."""
+    from stretto.methods.base import tasks_of
+
     doc = inspect.cleandoc(sys.modules[method.__module__].__doc__ or "")
     dial = getattr(method, "dial", None)  # some methods' dial depends on the model, and is only told in words
     words = " ".join(doc.partition("\nDial: ")[2].split())
     return {
         "name": method.name,
         "summary": doc.splitlines()[0].partition(": ")[2] or doc.splitlines()[0],
-        "tasks": list(method.tasks),
+        "tasks": tasks_of(method),
         "doc": doc,
         "dial": {
             "name": dial.name if dial else words.partition(":")[0].removeprefix("the "),

@@ -56,7 +56,7 @@ def evaluate(
     wanted = None if dials is None else numbers(dials, "--dials")
     loaded = open_model(model, dtype)
     examples = load(
-        data, task=loaded.task.name, columns=Columns(text, text_b, label), split=split,
+        data, task=loaded.task, columns=Columns(text, text_b, label), split=split,
         label_names=loaded.task.label_names,
     )  # fmt: skip
     encoded = loaded.encode(examples.texts)

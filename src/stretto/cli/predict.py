@@ -69,13 +69,13 @@ def predict(
             f"Expected an output name ending in .jsonl, got '{output}': answers of the task {loaded.task.name} hold "
             "lists, which .csv cannot. Rename it."
         )
-    if probabilities and loaded.task.name != "classification":
+    if probabilities and not (loaded.task.answers == "sequence" and loaded.task.label_names):
         raise StrettoError(
             f"Expected --probabilities for a model that chooses among labels, got one for the task {loaded.task.name}. "
             "Leave it out."
         )
     records = read(
-        source, task=loaded.task.name, columns=Columns(text, text_b), split=split, labelled=False,
+        source, layout=loaded.task.form.layout, columns=Columns(text, text_b), split=split, labelled=False,
         keep=words(keep or ""),
     )  # fmt: skip
     if dial is not None:

@@ -86,7 +86,7 @@ def search(
     if output is None and not target.is_dir():
         raise StrettoError(f"Expected a folder to write the result to, got the hub name '{model}'. Add --output.")
     examples = load(
-        data, task=loaded.task.name, columns=Columns(text, text_b, label), split=split,
+        data, task=loaded.task, columns=Columns(text, text_b, label), split=split,
         label_names=loaded.task.label_names,
     )  # fmt: skip
     say_cut(loaded.encode(examples.texts).truncated, len(examples), loaded)

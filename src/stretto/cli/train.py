@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from stretto.cli.output import point_formats, point_rows, resumable, say, words,
 from stretto.cli.settings import all_types, as_flag, sort_settings, take_flags
 from stretto.cli.verbs import Verb, with_json_target
 from stretto.errors import StrettoError
+from stretto.tasks import DEFAULT_TASK, TASKS
 from stretto.training.processes import is_main_process
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def train(
     label: Label = None,
     split: Split = None,
     dev_split: Annotated[str | None, Option(help="Split of a hub dataset to measure on.")] = None,
-    task: Annotated[str | None, Option(help="classification (without it), regression, tokens or span.")] = None,
+    task: Annotated[str | None, Option(help=f"{', '.join(TASKS)}; default: {DEFAULT_TASK}.")] = None,
     max_length: Annotated[int | None, Option(min=1, help="Longest input in tokens; without it the encoder's.")] = None,
     stride: Annotated[int | None, Option(min=0, help="Tokens that windows of a context share (task span).")] = None,
     skip: Annotated[str | None, Option(help="Stages to leave out: 'backbone' if MODEL knows the task.")] = None,
@@ -214,7 +216,6 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
     """The model, the training data and the dev data."""
     from stretto.data import Columns, load, split_off
     from stretto.model import AdaptiveModel
-    from stretto.tasks import TASKS, Span
 
     columns = Columns(run.text, run.text_b, run.label)
     knows_task = "backbone" in run.skip
@@ -228,14 +229,14 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
             "Leave it out."
         )
     names = known.task.label_names if known else None
-    task_class = type(known.task) if known else TASKS[run.task or "classification"]
+    task_class = type(known.task) if known else TASKS[run.task or DEFAULT_TASK]
     settings = {} if run.stride is None else {"stride": run.stride}
-    if settings and (known or task_class.name != "span"):
+    if settings and (known or "stride" not in inspect.signature(task_class).parameters):
         raise StrettoError(
-            f"Expected --stride for a span task to be learned, got {task_class.name}"
+            f"Expected --stride for a task with windows that is to be learned, got {task_class.name}"
             f"{' that MODEL knows already' if known else ''}. Leave it out."
         )
-    read = partial(load, task=task_class.name, columns=columns)
+    read = partial(load, task=task_class, columns=columns)
     train_data = read(run.data, split=run.split, label_names=names)
     if run.dev is None and run.dev_split is None:
         train_data, dev_data = split_off(train_data, DEV_FRACTION, seed)
@@ -243,8 +244,6 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
     else:
         dev_data = read(run.dev or run.data, split=run.dev_split, label_names=train_data.label_names)
     if known is not None:
-        if isinstance(known.task, Span) and not all(train_data.labels or ()):
-            known.task.no_answer = True  # a plain Hugging Face model does not tell; the data do
         return known, train_data, dev_data
     return open_model(task=task_class.posed_by(train_data, **settings)), train_data, dev_data
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from stretto.data.sources import listed
-from stretto.errors import Registry, StrettoError
+from stretto.errors import StrettoError
 
 TEXT_COLUMNS = ("text", "sentence", "review", "content", "question")
 PAIR_COLUMNS = (
@@ -54,6 +54,9 @@ class Gold(NamedTuple):
 
 class Layout(ABC):
     """The columns of one source, for one task."""
+
+    shared: ClassVar[int | None] = None
+    """Which of the texts several examples have in common; such examples are never split up (`split_off`)."""
 
     def __init__(self, source: str, names: Sequence[str], columns: Columns, classes: Classes, labelled: bool) -> None:
         self.source, self.names, self.labelled = source, names, labelled
@@ -186,6 +189,7 @@ class Words(Layout):
 class Questions(Layout):
     """A question, its context, and its answers: [{text, start}], or SQuAD's {text: […], answer_start: […]}."""
 
+    shared: ClassVar[int | None] = 1  # the context
     usual: ClassVar[tuple[str, str]] = ("question", "context")
 
     def find_texts(self, columns: Columns) -> tuple[str, ...]:
@@ -205,11 +209,6 @@ class Questions(Layout):
         if value is None:
             return None
         return tuple(gold(where, name, text, start, texts[1]) for text, start in answer_parts(where, name, value))
-
-
-LAYOUTS: Registry[type[Layout]] = Registry(
-    "task", {"classification": Texts, "regression": Texts, "tokens": Words, "span": Questions}
-)
 
 
 # ---- single values -----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from stretto.data.columns import LAYOUTS, Columns, Label
+from stretto.data.columns import Columns, Label, Layout, Texts
 from stretto.data.sources import Table, listed, open_table
 from stretto.errors import StrettoError
 
@@ -36,24 +36,24 @@ class Record:
 def read(
     source: str | os.PathLike[str],
     *,
-    task: str = "classification",
+    layout: type[Layout] = Texts,
     columns: Columns = GUESS,
     split: str | None = None,
     labelled: bool = True,
     keep: Sequence[str] = (),
 ) -> Iterator[Record]:
-    """The records of `source` (a path, "-" or a hub id; see readers.py), one by one.
+    """The records of `source` (a path, "-" or a hub id; see `sources`), one by one.
 
-    `task` says what a row should hold (see layouts.py). `split` chooses a part of a hub dataset. With `labelled=False`
+    `layout` says what a row should hold (see `columns`). `split` chooses a part of a hub dataset. With `labelled=False`
     labels are not looked at (None), unless `columns` names theirs. `keep` names further columns that are `given`.
     """
     source = os.fspath(source)
     table = open_table(source, split, columns.text or "text")
-    return _records("stdin" if source == "-" else source, table, task, columns, labelled, keep)
+    return _records("stdin" if source == "-" else source, table, layout, columns, labelled, keep)
 
 
 def _records(
-    source: str, table: Table, task: str, columns: Columns, labelled: bool, keep: Sequence[str]
+    source: str, table: Table, kind: type[Layout], columns: Columns, labelled: bool, keep: Sequence[str]
 ) -> Iterator[Record]:
     with closing(table.rows) as rows:  # and its file, at once, also when a row is bad
         first = next(rows, None)
@@ -62,7 +62,7 @@ def _records(
                 f"{source}: expected at least one row of data, got none. Check that the file is complete."
             )
         # the first row settles the columns; a later row that lacks one is an error
-        layout = LAYOUTS[task](source, list(first[1]), columns, table.classes, labelled)
+        layout = kind(source, list(first[1]), columns, table.classes, labelled)
         if missing := [name for name in keep if name not in first[1]]:
             raise StrettoError(
                 f"{source}: expected the column '{missing[0]}' to keep, got {listed(first[1])}. Name one of them."

@@ -214,10 +214,15 @@ def _collate(pad_token_id: int, items: Sequence[dict[str, Any]]) -> dict[str, Te
         if isinstance(value, list):  # [batch, longest]
             fill = {"input_ids": pad_token_id, "labels": IGNORED}.get(name, 0)
             batch[name] = torch.tensor([item[name] + [fill] * (longest - len(item[name])) for item in items])
-        else:  # [batch], or [batch, k] of tuples
-            dtype = torch.float32 if isinstance(value, float) else torch.long
-            batch[name] = torch.tensor([item[name] for item in items], dtype=dtype)
+        else:
+            batch[name] = as_tensor([item[name] for item in items])
     return batch
+
+
+def as_tensor(values: Sequence[Any]) -> Tensor:
+    """[n] of numbers, [n, k] of tuples of k numbers: float32 of floats, int64 of whole numbers."""
+    one = values[0][0] if isinstance(values[0], tuple) else values[0]
+    return torch.tensor(values, dtype=torch.float32 if isinstance(one, float) else torch.long)
 
 
 def as_inputs(batch: dict[str, Tensor]) -> Inputs:

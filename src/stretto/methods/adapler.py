@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.engine.reference import ReferenceEngine
-from stretto.methods.base import Batches, Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.base import ANY_ANSWER, Batches, Dial, Method, Notes, Shape, Stage, TrainingBatch
 from stretto.methods.saliency import saliency
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share, Size, Weight
 from stretto.state import Decision, State
@@ -135,7 +135,7 @@ class Fading:
 class AdapLeR(Method):
     name = "adapler"
     Config = AdapLeRConfig
-    tasks = ("classification", "regression", "tokens", "span")
+    needs = ANY_ANSWER
     points = frozenset({"before"})
     restore = True
     monotone = False  # what leaves now changes the scores of all that follow

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial, Method, Shape, Stage, TrainingBatch
+from stretto.methods.base import ANY_ANSWER, Dial, Method, Shape, Stage, TrainingBatch
 from stretto.methods.settings import Count, Epochs, FinetuningConfig, LearningRate, Share, Size, TrueShare, Weight
 from stretto.state import Decision, State
 from stretto.tasks import Task
@@ -113,7 +113,7 @@ class ALBERTa(Method):
     name = "alberta"
     Config = ALBERTaConfig
     points = frozenset({"before", "after"})
-    tasks = ("classification", "regression", "tokens", "span")
+    needs = ANY_ANSWER
     dial = Dial(
         "gate", "leave before the first layer whose gate is below this; 0 runs all layers gated, -1 all without gates",
         off=IGNORED, sweep=(IGNORED, *(step / 20 for step in range(21))), lower=IGNORED, upper=1.0,

@@ -14,7 +14,7 @@ from stretto.errors import StrettoError
 from stretto.methods.exits import ExitHeads
 from stretto.methods.pooled_head import PooledHead
 from stretto.state import Decision, Inputs, Output, Point, State
-from stretto.tasks import Task
+from stretto.tasks import TASKS, Task
 
 if TYPE_CHECKING:
     from stretto.backbones import Backbone
@@ -64,6 +64,27 @@ class Shape:
     n_labels: int
     mask_id: int | None = None
     """The token that stands for a masked one."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method needs of a task (see the attributes of `Task`)."""
+
+    answers: tuple[str, ...] = ("sequence",)
+    """What it can answer: a sequence, every token."""
+    right_or_wrong: bool = False
+    one_of_labels: bool = False
+
+    def met_by(self, task: Task | type[Task]) -> bool:
+        return (
+            task.answers in self.answers
+            and task.right_or_wrong >= self.right_or_wrong
+            and task.one_of_labels >= self.one_of_labels
+        )
+
+
+#: Of methods that change how long or deep a sequence is computed and leave the answer to the model's own head.
+ANY_ANSWER = Needs(answers=("sequence", "token"))
 
 
 @dataclass(frozen=True)
@@ -150,7 +171,8 @@ class Method(nn.Module):
     Config: ClassVar[type]
     points: frozenset[Point] = frozenset()
     """Where `decide` is called."""
-    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    needs: ClassVar[Needs] = Needs()
+    """What a task must be capable of."""
     uses_exits: ClassVar[bool] = False
     restore: bool = False
     """Whether dropped tokens get their last state back after the last layer."""
@@ -161,10 +183,10 @@ class Method(nn.Module):
 
     def __init__(self, config: Any, shape: Shape, task: Task) -> None:
         super().__init__()
-        if task.name not in self.tasks:
+        if not self.needs.met_by(task):
             raise StrettoError(
-                f"Expected a task that {self.name} can do ({', '.join(self.tasks)}), got {task.name}. "
-                f"Methods that can do it: {', '.join(able(task.name))}."
+                f"Expected a task that {self.name} can do ({', '.join(tasks_of(type(self)))}), got {task.name}. "
+                f"Methods that can do it: {', '.join(able(task))}."
             )
         self.config, self.shape, self.task = config, shape, task
         self.exits: ExitHeads | None = None
@@ -209,8 +231,13 @@ class Method(nn.Module):
         return torch.stack([self.task.loss(logits, forward.labels).mean() for logits in forward.logits])
 
 
-def able(task: str) -> list[str]:
+def able(task: Task) -> list[str]:
     """The methods that can do a task."""
     from stretto.methods import METHODS
 
-    return [name for name in METHODS if task in METHODS[name].tasks]
+    return [name for name in METHODS if METHODS[name].needs.met_by(task)]
+
+
+def tasks_of(method: type[Method]) -> list[str]:
+    """The tasks that a method can do."""
+    return [name for name, task in TASKS.items() if method.needs.met_by(task)]

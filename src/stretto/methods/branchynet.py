@@ -27,7 +27,7 @@ from torch import Tensor
 
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.methods.base import Batches, Method, Pass, Shape, Stage
+from stretto.methods.base import Batches, Method, Needs, Pass, Shape, Stage
 from stretto.methods.deebert import ENTROPY_DIAL, entropy, exits_stage
 from stretto.methods.exits import ExitConfig
 from stretto.methods.settings import Epochs, LearningRate, Share
@@ -98,6 +98,7 @@ class JointExits(Method):
 class BranchyNet(JointExits):
     name = "branchynet"
     Config = BranchyNetConfig
+    needs = Needs(one_of_labels=True)
     dial = ENTROPY_DIAL
     factors: Tensor  # [L - 1]
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stretto.methods.base import Dial, Method, Pass, Shape, Stage, spaced
+from stretto.methods.base import Dial, Method, Needs, Pass, Shape, Stage, spaced
 from stretto.methods.exits import ExitConfig
 from stretto.state import Decision, State
 
@@ -56,6 +56,7 @@ class DeeBERT(Method):
     name = "deebert"
     Config = ExitConfig
     dial = ENTROPY_DIAL
+    needs = Needs(one_of_labels=True)
     points = frozenset({"after"})
     uses_exits = True
 

@@ -87,11 +87,6 @@ def towards(depth: Tensor, dial: Tensor, n_layers: int) -> Tensor:
     return (n_layers - dial * (n_layers - depth)).round(decimals=9).ceil().clamp(min=1).long()
 
 
-def label_edges(labels: Tensor, bins: int) -> Tensor:
-    """[n] numbers -> the edges between at most `bins` bins that hold about equally many of them."""
-    return torch.quantile(labels.double(), torch.arange(1, bins, dtype=torch.float64) / bins).unique()
-
-
 def presence(words: Words) -> Tensor:
     """Indices of the first occurrence of each word in each sequence: a text has a word or has it not."""
     _, kind = words.keys.unique(return_inverse=True)
@@ -127,20 +122,16 @@ class DepthMI(WordDepths):
 
     def count_words(self, engine: ReferenceEngine, batches: Batches) -> Notes:
         """The table, counted on the training texts."""
-        edges = None
-        n_classes = self.shape.n_labels
-        if self.task.name == "regression":
-            edges = label_edges(torch.cat([labels for _, labels in batches]), self.config.label_bins)
-            n_classes = len(edges) + 1
-        self.count(batches, n_classes, edges)
+        labels = torch.cat([labels for _, labels in batches])
+        self.count(batches, *self.task.classes(labels, self.config.label_bins))
         return {}
 
-    def count(self, batches: Batches, n_classes: int, edges: Tensor | None = None) -> None:
-        """Fill the table from labelled texts; `edges` sort numbers into classes."""
-        tally, texts = Tally(n_classes), torch.zeros(n_classes, dtype=torch.long)
-        for inputs, labels in batches:
-            classes = labels if edges is None else torch.bucketize(labels.double(), edges)
-            texts += torch.bincount(classes, minlength=n_classes)
+    def count(self, batches: Batches, classes_of: Tensor, n_classes: int) -> None:
+        """Fill the table from texts whose classes ([n], in order) are known."""
+        tally, texts = Tally(n_classes), torch.bincount(classes_of, minlength=n_classes)
+        done = 0
+        for inputs, _ in batches:
+            classes = classes_of[done : (done := done + len(inputs.input_ids))]
             notes = inputs.notes
             words = words_in(inputs.input_ids, inputs.attention_mask, notes["word"], notes["word_key"])
             once = presence(words)

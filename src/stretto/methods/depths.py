@@ -101,7 +101,6 @@ class DepthAdaptive(Method):
 class WordDepths(DepthAdaptive):
     """Depths of words, estimated in advance and looked up in a table: nothing is predicted at serving time."""
 
-    tasks = ("classification", "regression")
     reads_words = True
     measure: ClassVar[str]
     """What the table holds of each word, in words."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stretto.methods.base import Dial, Method
+from stretto.methods.base import ANY_ANSWER, Dial, Method
 from stretto.methods.settings import FinetuningConfig
 
 
@@ -20,5 +20,5 @@ class FullConfig(FinetuningConfig):
 class Full(Method):
     name = "full"
     Config = FullConfig
-    tasks = ("classification", "regression", "tokens", "span")
+    needs = ANY_ANSWER
     dial = Dial("none", "the full model always runs", off=0.0, sweep=(0.0,), upper=0.0)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stretto.methods.base import Dial, Pass, Shape, Stage, spaced
+from stretto.methods.base import Dial, Needs, Pass, Shape, Stage, spaced
 from stretto.methods.deebert import DeeBERT
 from stretto.methods.exits import ExitConfig
 from stretto.methods.settings import Weight
@@ -57,6 +57,7 @@ def depth_at_quantile(logits: Tensor, quantile: Tensor) -> Tensor:
 class Halting(DeeBERT):
     name = "halting"
     Config = HaltingConfig
+    needs = Needs(right_or_wrong=True)
     dial = Dial(
         "quantile",
         "run to the depth that suffices with this probability; 1 runs to the end",

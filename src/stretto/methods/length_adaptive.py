@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import StrettoError
-from stretto.methods.base import Dial, Method, Shape, Stage, TrainingBatch
+from stretto.methods.base import ANY_ANSWER, Dial, Method, Shape, Stage, TrainingBatch
 from stretto.methods.selection import AT_LEAST, drop_all_but
 from stretto.methods.settings import Count, Epochs, FinetuningConfig, LearningRate, Share
 from stretto.state import Decision, State
@@ -104,7 +104,7 @@ class LengthDrop(Method):
     """Training that makes a model robust against any lengths, and the selection by significance."""
 
     points = frozenset({"between"})
-    tasks = ("classification", "regression", "tokens", "span")
+    needs = ANY_ANSWER
     restore = True
 
     def lengths(self, dial: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ expects little error. Works for regression, where there is no probability to loo
 Xin, Tang, Yu, Lin: *BERxiT: Early Exiting for BERT with Better Fine-Tuning and Extension to Regression*, EACL 2021.
 
     even step: L_L; odd step: Σ_{i<=L} L_i                     -> `LTE.joint_loss`
-    u_i = σ(w·x_i + b), L_LTE = mean (u_i - ũ_i)²              -> `LTE.uncertainty`, `wrongness`
-    ũ_i = 1 - [argmax z_i = y], or |tanh(y_i - y)|             -> `wrongness`
+    u_i = σ(w·x_i + b), L_LTE = mean (u_i - ũ_i)²              -> `LTE.uncertainty`, `LTE.predictor_loss`
+    ũ_i = 1 - [argmax z_i = y], or |tanh(y_i - y)|             -> `SequenceTask.wrongness`
     exit at i if u_i < threshold                               -> `LTE.decide`
 
 Differs from the paper: x_i is the pooled state the exit itself reads (mean by default); the odd step's sum is
@@ -36,17 +36,9 @@ class LTEConfig(JointConfig):
     """Nothing of its own."""
 
 
-def wrongness(logits: Tensor, labels: Tensor) -> Tensor:
-    """[…, B, C], [B] -> […, B] in [0, 1]: 1 where the argmax is wrong; for one output |tanh(prediction - label)|."""
-    if logits.shape[-1] == 1:
-        return torch.tanh(logits.squeeze(-1) - labels).abs()
-    return (logits.argmax(dim=-1) != labels).to(logits.dtype)
-
-
 class LTE(JointExits):
     name = "lte"
     Config = LTEConfig
-    tasks = ("classification", "regression")
     dial = Dial(
         "uncertainty",
         "leave at the first exit whose predicted wrongness is below this; 0 never leaves early",
@@ -75,5 +67,5 @@ class LTE(JointExits):
         return (losses[-1] if forward.step % 2 == 0 else losses.mean()) + self.predictor_loss(forward)
 
     def predictor_loss(self, forward: Pass) -> Tensor:
-        target = wrongness(forward.logits[:-1].detach(), forward.labels)
+        target = self.task.wrongness(forward.logits[:-1].detach(), forward.labels)
         return (self.uncertainty(forward.pooled.detach()) - target).square().mean()

@@ -7,7 +7,7 @@ Zhou, Xu, Ge, McAuley, Xu, Wei: *BERT Loses Patience: Fast and Robust Inference 
 
     L = Σ_i i·L_i / Σ_i i                                             -> `PABEE.exit_weights`
     cnt_i = cnt_{i-1} + 1 if argmax z_i = argmax z_{i-1} else 0       -> `agreements`
-    regression: agreement is |y_i - y_{i-1}| < τ                      -> `same_answer`
+    regression: agreement is |y_i - y_{i-1}| < τ                      -> `SequenceTask.same_answer`
     exit at i if cnt_i = patience                                     -> `PABEE.decide`
 
 Differs from the paper: exits pool the mean of the tokens by default; joint training starts from a fine-tuned backbone
@@ -38,13 +38,6 @@ class PABEEConfig(JointConfig):
     """Regression: answers closer than this agree (in the unit of the labels)."""
 
 
-def same_answer(logits: Tensor, before: Tensor, tolerance: float) -> Tensor:
-    """[B, C], [B, C] -> [B] bool: same argmax, or for one output (regression) closer than `tolerance`."""
-    if logits.shape[-1] == 1:
-        return (logits - before).abs().squeeze(-1) < tolerance
-    return logits.argmax(dim=-1) == before.argmax(dim=-1)
-
-
 def agreements(count: Tensor, agrees: Tensor) -> Tensor:
     """[B] consecutive agreements so far, [B] bool -> the new count; a change of mind starts again at 0."""
     return torch.where(agrees, count + 1, torch.zeros_like(count))
@@ -53,7 +46,6 @@ def agreements(count: Tensor, agrees: Tensor) -> Tensor:
 class PABEE(JointExits):
     name = "pabee"
     Config = PABEEConfig
-    tasks = ("classification", "regression")
     dial = Dial(
         "patience",
         "leave when this many exits in a row agreed with the one before; 0 never leaves early",
@@ -74,6 +66,7 @@ class PABEE(JointExits):
         logits, before = state.exit_logits, notes.get("logits")
         count = torch.zeros_like(state.ids)
         if before is not None:
-            count = agreements(notes["agreements"], same_answer(logits, before, self.config.tolerance))
+            agrees = self.task.same_answer(logits, before, self.config.tolerance)
+            count = agreements(notes["agreements"], agrees)
         notes.update(logits=logits, agreements=count)
         return Decision(exit=(count >= state.dial) & (state.dial > 0))

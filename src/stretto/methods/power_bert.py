@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import StrettoError
-from stretto.methods.base import Batches, Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.base import ANY_ANSWER, Batches, Dial, Method, Notes, Shape, Stage, TrainingBatch
 from stretto.methods.selection import AT_LEAST, ranks
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Size, Weight
 from stretto.state import Decision, State
@@ -108,7 +108,7 @@ class PowerBERT(Method):
     name = "power_bert"
     Config = PowerBERTConfig
     points = frozenset({"between"})
-    tasks = ("classification", "regression", "tokens", "span")
+    needs = ANY_ANSWER
     restore = True
     dial = Dial(
         "strength", "how far to go from all tokens to the number each layer was trained to keep; 0 keeps all",

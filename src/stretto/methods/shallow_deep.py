@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stretto.methods.base import Dial, spaced
+from stretto.methods.base import Dial, Needs, spaced
 from stretto.methods.branchynet import JointConfig, JointExits
 from stretto.state import Decision, State
 
@@ -39,6 +39,7 @@ def confidence(logits: Tensor) -> Tensor:
 class ShallowDeep(JointExits):
     name = "shallow_deep"
     Config = ShallowDeepConfig
+    needs = Needs(one_of_labels=True)
     dial = Dial(
         "confidence",
         "leave at the first exit whose largest probability is above this; 1 never leaves early",

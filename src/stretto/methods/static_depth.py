@@ -40,7 +40,6 @@ class StaticDepthConfig(ExitConfig):
 class StaticDepth(Method):
     name = "static_depth"
     Config = StaticDepthConfig
-    tasks = ("classification", "regression")
     points = frozenset({"after"})
     uses_exits = True
 

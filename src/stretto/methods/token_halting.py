@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stretto.methods.base import Dial, Shape, Stage, TrainingBatch, spaced
+from stretto.methods.base import Dial, Needs, Shape, Stage, TrainingBatch, spaced
 from stretto.methods.depths import DepthAdaptive, DepthConfig
 from stretto.methods.halting import depth_at_quantile, oracle_depth
 from stretto.methods.settings import Epochs, Weight
@@ -47,6 +47,7 @@ class TokenHaltingConfig(DepthConfig):
 class TokenHalting(DepthAdaptive):
     name = "token_halting"
     Config = TokenHaltingConfig
+    needs = Needs(right_or_wrong=True)
     known_after = 1
     monotone = False  # who is asked pays the predictor, also where it freezes nothing
     dial = Dial(

@@ -28,7 +28,7 @@ from stretto.errors import StrettoError
 from stretto.saving.card import model_card
 from stretto.saving.files import replacing_folder, write_json, write_tensors, write_text
 from stretto.saving.trust import NO_CODE, find, refuse_code
-from stretto.tasks import Task, Tokens, task_from_config
+from stretto.tasks import Task, task_from_config
 
 FORMAT = 1
 #: Any one of these makes a tokenizer.
@@ -199,7 +199,7 @@ def check_fresh(name_or_path: str, fresh: set[str], prefix: str, *, new_head: bo
 
 
 def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
-    """The tokenizer. Where one tells words by the space before them, those of the task `tokens` must get that space."""
+    """The tokenizer. Where one tells words by the space before them, inputs that come as words must get that space."""
     if Path(name_or_path).is_dir() and not any(find(name_or_path, file) for file in TOKENIZER_FILES):
         raise StrettoError(  # transformers would make up an empty one
             f"Expected a tokenizer in '{name_or_path}', got none of {', '.join(TOKENIZER_FILES)}. "
@@ -208,7 +208,7 @@ def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
     refuse_code(name_or_path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **NO_CODE)
-        if isinstance(task, Tokens) and getattr(tokenizer, "add_prefix_space", None) is False:
+        if task is not None and task.given_words and getattr(tokenizer, "add_prefix_space", None) is False:
             return AutoTokenizer.from_pretrained(name_or_path, add_prefix_space=True, **NO_CODE)
         return tokenizer
     except Exception as error:  # of any kind: for some files tokenizers raises a bare Exception

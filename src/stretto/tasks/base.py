@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
 from stretto.data.columns import whole_text
-from stretto.data.tokenise import Encoded
+from stretto.data.dataset import Form
+from stretto.data.tokenise import Encoded, Origin
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
@@ -40,18 +41,45 @@ class Prediction:
 
 
 class Task(ABC):
-    """The meaning of a head's logits."""
+    """What is asked, and the meaning of a head's logits.
+
+    The class attributes say what a task is capable of. Nobody asks for its name: methods, data, the command line and
+    the rest ask for these."""
 
     name: ClassVar[str]
-    problem_type: ClassVar[str | None] = None  # what transformers calls it
-    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"  # loads the model in plain transformers
-    pipeline_tag: ClassVar[str] = "text-classification"  # what the hub calls it
-    example: ClassVar[str] = '"some text"'  # what `predict` takes, as Python
-    flat: ClassVar[bool] = True  # whether an answer fits into a line of a csv file
-    main_metric: str  # the one that training and calibration look at; higher is better
+    form: ClassVar[Form] = Form()
+    """The columns of its data, and how labels become numbers."""
+    answers: ClassVar[Literal["sequence", "token", "text"]]
+    """What gets an answer: a sequence as a whole, every token of it, or it is answered by a text."""
+    right_or_wrong: ClassVar[bool] = False
+    """Whether the answer to an input is either right or wrong (`correct`)."""
+    one_of_labels: ClassVar[bool] = False
+    """Whether an answer is one of the labels, and logits are their unnormalised log-probabilities."""
+    given_words: ClassVar[bool] = False
+    """Whether inputs come cut into words."""
+    flat: ClassVar[bool] = True
+    """Whether an answer fits into a line of a csv file."""
+
+    architecture: ClassVar[str] = "ForSequenceClassification"
+    """How the names of the Hugging Face models end that answer it."""
+    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    """What loads such a model in plain transformers."""
+    problem_type: ClassVar[str | None] = None
+    """What transformers calls it."""
+    pipeline_tag: ClassVar[str] = "text-classification"
+    """What the hub calls it."""
+    example: ClassVar[str] = '"some text"'
+    """What `predict` takes, as Python."""
+    main_metric: str
+    """The one that training and calibration look at; higher is better."""
 
     def __init__(self, label_names: Sequence[str]) -> None:
         self.label_names = list(label_names)
+
+    @classmethod
+    def fits(cls, problem_type: str | None, label_names: Sequence[str]) -> bool:
+        """Whether a plain Hugging Face model of this `architecture` that says so was made for this task."""
+        return True
 
     @property
     def num_labels(self) -> int:
@@ -91,9 +119,15 @@ class Task(ABC):
 
     @abstractmethod
     def encode(
-        self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None
-    ) -> Encoded:
-        """Tokenise inputs. With `labels` (as in a `Dataset`, one per input) the features carry what the loss reads."""
+        self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None,
+        *, words: bool = False,
+    ) -> Encoded:  # fmt: skip
+        """Tokenise inputs. With `labels` (as in a `Dataset`, one per input) the features carry what the loss reads,
+        with `words` the word of each token (`stretto.data.tokenise.words_of`)."""
+
+    def origins(self, tokenizer: Any, texts: tuple[str, ...], max_length: int) -> list[Origin] | None:
+        """Where in one input each token comes from that `encode` makes of it; None if that is not known."""
+        return None
 
     @abstractmethod
     def decode(self, logits: Logits, encoded: Encoded) -> Sequence[Prediction]:
@@ -102,6 +136,10 @@ class Task(ABC):
     @abstractmethod
     def scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Any]) -> dict[str, float]:
         """Named scores over whole data, `main_metric` among them. `labels` as in a `Dataset`, one per input."""
+
+    def example_scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Any]) -> Tensor | None:
+        """[n] the score of each input, in [0, 1], whose mean is `main_metric`; None if that is not a mean of scores."""
+        return None
 
     # ---- in training
 
@@ -117,12 +155,29 @@ class Task(ABC):
     def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
         """[B] the logit of the right answer: its gradient shows what the answer depends on (`methods.saliency`)."""
 
+    # ---- what only some tasks are capable of
+
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """[B, C] and [B] to bool [B]: is the answer right? (For tasks whose answers are right or wrong.)"""
-        raise StrettoError(
-            f"Expected a task whose answers are right or wrong, got {self.name}. "
-            "Use its loss, or a classification model."
-        )
+        """[…, B, C] and [B] to bool […, B]: is the answer right? (For tasks whose answers are right or wrong.)"""
+        raise self.incapable("whose answers are right or wrong")
+
+    def wrongness(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """[…, B, C], [B] to […, B] in [0, 1]: how wrong each answer is; here 1 where it is not right."""
+        return 1 - self.correct(logits, labels).to(logits.dtype)
+
+    def same_answer(self, logits: Tensor, before: Tensor, tolerance: float) -> Tensor:
+        """[B, C], [B, C] to bool [B]: do both say the same? Numbers may differ by less than `tolerance`."""
+        raise self.incapable("that answers whole sequences")
+
+    def classes(self, labels: Tensor, bins: int) -> tuple[Tensor, int]:
+        """All training labels [n] to classes [n] that words can be counted by, and their number; numbers are sorted
+        into about `bins` bins of equal size."""
+        raise self.incapable("that answers whole sequences")
+
+    def incapable(self, expected: str) -> StrettoError:
+        return StrettoError(f"Expected a task {expected}, got {self.name}. Use a classification model.")
+
+    # ---- in transformers
 
     def hf_config(self) -> dict[str, Any]:
         """This task's fields in a transformers config, so that plain `AutoModelFor…` loads the model."""

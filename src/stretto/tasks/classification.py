@@ -19,6 +19,8 @@ class Classification(SequenceTask):
 
     name: ClassVar[str] = "classification"
     main_metric = "accuracy"
+    right_or_wrong: ClassVar[bool] = True
+    one_of_labels: ClassVar[bool] = True
     problem_type: ClassVar[str | None] = "single_label_classification"
 
     def __init__(self, label_names: Sequence[str], n_texts: int | None = None) -> None:
@@ -29,6 +31,10 @@ class Classification(SequenceTask):
             )
         super().__init__(label_names, n_texts)
 
+    @classmethod
+    def fits(cls, problem_type: str | None, label_names: Sequence[str]) -> bool:
+        return problem_type in (None, cls.problem_type) and len(label_names) > 1
+
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(logits, labels, reduction="none")  # [B]
 
@@ -38,7 +44,7 @@ class Classification(SequenceTask):
     def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
         return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
-    def answers(self, logits: Tensor) -> list[LabelPrediction]:
+    def answer(self, logits: Tensor) -> list[LabelPrediction]:
         answers = []
         for row in logits.float().softmax(dim=-1).tolist():
             probabilities = dict(zip(self.label_names, row, strict=True))
@@ -48,6 +54,9 @@ class Classification(SequenceTask):
 
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         return logits.argmax(dim=-1) == labels  # [B]
+
+    def same_answer(self, logits: Tensor, before: Tensor, tolerance: float) -> Tensor:
+        return logits.argmax(dim=-1) == before.argmax(dim=-1)
 
     def metrics(self, logits: ArrayLike, labels: ArrayLike) -> dict[str, float]:
         values, truth = as_arrays(logits, labels)

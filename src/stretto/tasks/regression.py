@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from stretto.data.dataset import Form
+from stretto.data.labels import Numbers
 from stretto.errors import StrettoError
 from stretto.tasks import metrics
 from stretto.tasks.sequences import ArrayLike, LabelPrediction, SequenceTask, as_arrays
@@ -16,6 +19,7 @@ class Regression(SequenceTask):
     """Logits [B, 1] are the predicted values themselves; labels are floats [B]."""
 
     name: ClassVar[str] = "regression"
+    form: ClassVar[Form] = Form(labels=Numbers)
     main_metric = "pearson"
     problem_type: ClassVar[str | None] = "regression"
 
@@ -33,6 +37,10 @@ class Regression(SequenceTask):
     def make(cls, label_names: Sequence[str], **settings: Any) -> Regression:
         return cls(**settings)  # transformers names every logit; a number has no name
 
+    @classmethod
+    def fits(cls, problem_type: str | None, label_names: Sequence[str]) -> bool:
+        return problem_type != "multi_label_classification" and len(label_names) == 1
+
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return (logits[:, 0] - labels.to(logits.dtype)).square()  # [B]
 
@@ -42,8 +50,18 @@ class Regression(SequenceTask):
     def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
         return logits[:, 0]  # the one number there is
 
-    def answers(self, logits: Tensor) -> list[LabelPrediction]:
+    def answer(self, logits: Tensor) -> list[LabelPrediction]:
         return [LabelPrediction(value) for value in logits[:, 0].tolist()]
+
+    def same_answer(self, logits: Tensor, before: Tensor, tolerance: float) -> Tensor:
+        return (logits - before).abs().squeeze(-1) < tolerance
+
+    def wrongness(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return torch.tanh(logits.squeeze(-1) - labels).abs()
+
+    def classes(self, labels: Tensor, bins: int) -> tuple[Tensor, int]:
+        edges = bin_edges(labels, bins)
+        return torch.bucketize(labels.double(), edges), len(edges) + 1
 
     def metrics(self, logits: ArrayLike, labels: ArrayLike) -> dict[str, float]:
         values, truth = as_arrays(logits, labels)
@@ -53,3 +71,8 @@ class Regression(SequenceTask):
             "spearman": metrics.spearman(truth, predicted),
             "mse": metrics.mse(truth, predicted),
         }
+
+
+def bin_edges(labels: Tensor, bins: int) -> Tensor:
+    """[n] numbers -> the edges between at most `bins` bins that hold about equally many of them."""
+    return torch.quantile(labels.double(), torch.arange(1, bins, dtype=torch.float64) / bins).unique()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stretto.data.tokenise import Encoded, encode
+from stretto.data.tokenise import Encoded, Origin, encode, origins
 from stretto.errors import StrettoError
 from stretto.tasks.base import Logits, Prediction, Task, check_finite, not_finite
 
@@ -52,6 +52,8 @@ class SequenceTask(Task):
 
     `n_texts` is what the model learned from: 1 for texts, 2 for pairs, None if unknown (a plain Hugging Face model)."""
 
+    answers: ClassVar[Literal["sequence", "token", "text"]] = "sequence"
+
     def __init__(self, label_names: Sequence[str], n_texts: int | None = None) -> None:
         if n_texts not in (None, *FORMS):
             raise StrettoError(f"Expected 1 (texts) or 2 (pairs) as n_texts, got {n_texts!r:.60}. Leave it out.")
@@ -85,23 +87,35 @@ class SequenceTask(Task):
             )
         return replace(encode(tokenizer, texts, max_length, words=words), labels=labels)
 
+    def origins(self, tokenizer: Any, texts: tuple[str, ...], max_length: int) -> list[Origin] | None:
+        return origins(tokenizer, texts, max_length)
+
     def decode(self, logits: Logits, encoded: Encoded | None = None) -> list[LabelPrediction]:
         values = stacked(logits)
         odd = (~values.isfinite().all(dim=1)).nonzero()
         if len(odd):
             check_finite(values[odd[0, 0]], int(odd[0, 0]))
-        return self.answers(values)
+        return self.answer(values)
 
     def scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Any]) -> dict[str, float]:
         return self.metrics(stacked(logits), labels)
 
+    def example_scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Any]) -> Tensor | None:
+        return self.correct(stacked(logits), torch.as_tensor(labels)).double() if self.right_or_wrong else None
+
     @abstractmethod
-    def answers(self, logits: Tensor) -> list[LabelPrediction]:
+    def answer(self, logits: Tensor) -> list[LabelPrediction]:
         """[B, C] to B answers."""
 
     @abstractmethod
     def metrics(self, logits: ArrayLike, labels: ArrayLike) -> dict[str, float]:
         """[N, C] and [N] to named scores, `main_metric` among them."""
+
+    @abstractmethod
+    def same_answer(self, logits: Tensor, before: Tensor, tolerance: float) -> Tensor: ...
+
+    def classes(self, labels: Tensor, bins: int) -> tuple[Tensor, int]:
+        return labels, self.num_labels
 
 
 def stacked(logits: Logits) -> Tensor:

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from stretto.data.columns import Gold
+from stretto.data.columns import Gold, Questions
+from stretto.data.dataset import Form
+from stretto.data.labels import Given
 from stretto.data.tokenise import IGNORED, Encoded, check_fast
 from stretto.errors import StrettoError
 from stretto.tasks.base import Logits, Prediction, Task, check_finite, kl
-from stretto.tasks.squad import squad_scores
+from stretto.tasks.squad import best_matches, squad_scores
 from stretto.tasks.windows import END, START, Place, cut_windows, label_window
 
 if TYPE_CHECKING:
@@ -70,7 +72,10 @@ class Span(Task):
     """Logits are [B, T, 2] (first, last); labels are [B, T]: bits START and END, IGNORED where nothing is read."""
 
     name: ClassVar[str] = "span"
+    form: ClassVar[Form] = Form(Questions, Given)
+    answers: ClassVar[Literal["sequence", "token", "text"]] = "token"
     main_metric = "f1"
+    architecture: ClassVar[str] = "ForQuestionAnswering"
     auto_class: ClassVar[str] = "AutoModelForQuestionAnswering"
     pipeline_tag: ClassVar[str] = "question-answering"
     example: ClassVar[str] = '("a question", "its context")'
@@ -97,6 +102,10 @@ class Span(Task):
     def make(cls, label_names: Sequence[str], **settings: Any) -> Span:
         return cls(**settings)
 
+    def learn_from(self, data: Dataset) -> None:
+        """Who learns from a question without an answer may say that there is none."""
+        self.no_answer = self.no_answer or not all(data.labels or [()])
+
     @property
     def outputs(self) -> str:
         return "parts of the context" + (", or no answer" if self.no_answer else "")
@@ -113,11 +122,12 @@ class Span(Task):
         return parts
 
     def encode(
-        self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None
-    ) -> Encoded:
+        self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None,
+        *, words: bool = False,
+    ) -> Encoded:  # fmt: skip
         """`places` are the windows' `Place`s. Nothing is cut away, so nothing is counted as truncated."""
         check_fast(tokenizer)
-        windows = list(cut_windows(tokenizer, texts, max_length, self.stride))
+        windows = list(cut_windows(tokenizer, texts, max_length, self.stride, words=words))
         marks = None
         if labels is not None:
             firsts = [golds[0] if golds else None for golds in labels]  # the first gold answer is what is learned
@@ -153,8 +163,17 @@ class Span(Task):
         return SpanPrediction(top.text, top.score, top.start, top.end, best[: self.n_best])
 
     def scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Sequence[Gold]]) -> dict[str, float]:
+        return squad_scores(*self.answers_and_golds(logits, encoded, labels))
+
+    def example_scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Sequence[Gold]]) -> Tensor:
+        f1s = best_matches(*self.answers_and_golds(logits, encoded, labels))["f1"]
+        return torch.tensor(f1s, dtype=torch.float64)
+
+    def answers_and_golds(
+        self, logits: Logits, encoded: Encoded, labels: Sequence[Sequence[Gold]]
+    ) -> tuple[list[str], list[list[str]]]:
         answers = [prediction.answer for prediction in self.decode(logits, encoded)]
-        return squad_scores(answers, [[gold.text for gold in golds] for golds in labels])
+        return answers, [[gold.text for gold in golds] for golds in labels]
 
     # ---- in training
 

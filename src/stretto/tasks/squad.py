@@ -29,14 +29,18 @@ def f1(answer: str, gold: str) -> float:
     return 2 * shared / (len(words) + len(right))  # = 2 P R / (P + R)
 
 
-def squad_scores(answers: Sequence[str], golds: Sequence[Iterable[str]]) -> dict[str, float]:
-    """Means over all questions of the best match with any gold answer. No gold answer means that "" is right."""
+def best_matches(answers: Sequence[str], golds: Sequence[Iterable[str]]) -> dict[str, list[float]]:
+    """For each question the best match with any gold answer. No gold answer means that "" is right."""
     pairs = [
         (answer, [gold for gold in given if normalised(gold)] or [""])
         for answer, given in zip(answers, golds, strict=True)
     ]
     return {
-        "f1": sum(max(f1(answer, gold) for gold in right) for answer, right in pairs) / max(len(pairs), 1),
-        "exact_match": sum(max(exact_match(answer, gold) for gold in right) for answer, right in pairs)
-        / max(len(pairs), 1),
+        name: [max(match(answer, gold) for gold in right) for answer, right in pairs]
+        for name, match in (("f1", f1), ("exact_match", exact_match))
     }
+
+
+def squad_scores(answers: Sequence[str], golds: Sequence[Iterable[str]]) -> dict[str, float]:
+    """Means of `best_matches` over all questions."""
+    return {name: sum(each) / max(len(each), 1) for name, each in best_matches(answers, golds).items()}

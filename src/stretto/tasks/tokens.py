@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from stretto.data.tokenise import CHUNK, IGNORED, Encoded, check_fast
+from stretto.data.columns import Words
+from stretto.data.dataset import Form
+from stretto.data.labels import WordClasses
+from stretto.data.tokenise import CHUNK, IGNORED, Encoded, check_fast, words_of
 from stretto.errors import StrettoError
 from stretto.tasks import metrics
 from stretto.tasks.base import Logits, Prediction, Task, check_finite, kl
@@ -60,7 +63,11 @@ class Tokens(Task):
     """Logits are [B, T, C]; labels are [B, T], with `IGNORED` wherever there is no tag to learn."""
 
     name: ClassVar[str] = "tokens"
+    form: ClassVar[Form] = Form(Words, WordClasses)
+    answers: ClassVar[Literal["sequence", "token", "text"]] = "token"
+    given_words: ClassVar[bool] = True
     main_metric = "f1"
+    architecture: ClassVar[str] = "ForTokenClassification"
     auto_class: ClassVar[str] = "AutoModelForTokenClassification"
     pipeline_tag: ClassVar[str] = "token-classification"
     example: ClassVar[str] = '"some words"'
@@ -87,8 +94,9 @@ class Tokens(Task):
         return words
 
     def encode(
-        self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None
-    ) -> Encoded:
+        self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None,
+        *, words: bool = False,
+    ) -> Encoded:  # fmt: skip
         """`places` are, for each sentence, the position of each word's first piece; IGNORED for a word without one."""
         check_fast(tokenizer)
         room = max_length - tokenizer.num_special_tokens_to_add(pair=False)
@@ -98,13 +106,16 @@ class Tokens(Task):
             )
         features, places, truncated = [], [], 0
         for start in range(0, len(texts), CHUNK):
-            sentences = [list(words) for words in texts[start : start + CHUNK]]
+            sentences = [list(sentence) for sentence in texts[start : start + CHUNK]]
             batch = tokenizer(sentences, is_split_into_words=True, verbose=False)
-            for i, words in enumerate(sentences):
+            for i, sentence in enumerate(sentences):
+                columns = {name: batch[name][i] for name in batch}
+                if words:
+                    columns["word"] = words_of(batch.encodings[i], tokenizer.unk_token_id)
                 kept = within(batch.encodings[i].special_tokens_mask, room)
-                truncated += len(kept) < len(batch["input_ids"][i])
-                features.append({name: [batch[name][i][k] for k in kept] for name in batch})
-                places.append(first_pieces([batch.word_ids(i)[k] for k in kept], len(words)))
+                truncated += len(kept) < len(columns["input_ids"])
+                features.append({name: [column[k] for k in kept] for name, column in columns.items()})
+                places.append(first_pieces([batch.word_ids(i)[k] for k in kept], len(sentence)))
         tagged = None
         if labels is not None:
             tagged = [

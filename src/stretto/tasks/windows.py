@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stretto.data.columns import Gold
-from stretto.data.tokenise import CHUNK, IGNORED, Feature
+from stretto.data.tokenise import CHUNK, IGNORED, Feature, words_of
 from stretto.errors import StrettoError
 
 #: Labels of tokens that may be read, as bits; question, [SEP] and padding are IGNORED.
@@ -34,8 +34,10 @@ class Window:
     place: Place
 
 
-def cut_windows(tokenizer: Any, pairs: Sequence[tuple[str, ...]], max_length: int, stride: int) -> Iterator[Window]:
-    """The windows of each (question, context), in order; at least one for each."""
+def cut_windows(
+    tokenizer: Any, pairs: Sequence[tuple[str, ...]], max_length: int, stride: int, *, words: bool = False
+) -> Iterator[Window]:
+    """The windows of each (question, context), in order; at least one for each. `words` as in `Task.encode`."""
     for start in range(0, len(pairs), CHUNK):
         chunk = pairs[start : start + CHUNK]
         questions, contexts = ([pair[side] for pair in chunk] for side in (0, 1))
@@ -43,6 +45,8 @@ def cut_windows(tokenizer: Any, pairs: Sequence[tuple[str, ...]], max_length: in
         offsets = batch.pop("offset_mapping")
         for i, question in enumerate(questions):
             columns = {name: batch[name][i] for name in batch}
+            if words:
+                columns["word"] = words_of(batch.encodings[i], tokenizer.unk_token_id)
             inside = [k for k, side in enumerate(batch.sequence_ids(i)) if side == 1]
             length = len(columns["input_ids"])
             head = inside[0] if inside else length  # tokens before the context, then the context, then the tail

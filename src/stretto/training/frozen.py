@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.budget.sweep import batches
-from stretto.data.tokenise import EncodedDataset
+from stretto.data.tokenise import EncodedDataset, as_tensor
 from stretto.engine.replay import record
 from stretto.model import AdaptiveModel
 
@@ -40,5 +40,5 @@ def record_examples(model: AdaptiveModel, data: EncodedDataset, progress: bool) 
     model.eval()
     pad = model.tokenizer.pad_token_id
     recording = record(model.packed, model.method.exits, batches(data.features, pad, 64, "reading" if progress else ""))
-    dtype = torch.float32 if model.task.name == "regression" else torch.long
-    return Recorded(recording.pooled.cpu(), recording.first.cpu(), torch.tensor(data.labels, dtype=dtype))
+    assert data.labels is not None
+    return Recorded(recording.pooled.cpu(), recording.first.cpu(), as_tensor(data.labels))

@@ -31,7 +31,7 @@ class Learner(nn.Module):
         return self
 
     def forward(self, labels: Tensor, example_id: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
-        """From tokens (`input_ids`, …), or from a recording of the frozen backbone (see `recording.py`)."""
+        """From tokens (`input_ids`, …), or from a recording of the frozen backbone (`training.frozen`)."""
         stage = self.stage
         if stage.decides:
             return {"loss": stage.objective(self.training_batch(as_inputs(batch), labels))}

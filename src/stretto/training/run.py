@@ -82,7 +82,7 @@ def train_stages(
     stages = [stage for stage in stages if stage.name not in skip]
     check_place(output)
     unlabelled = {
-        stage.name: load(stage.unlabelled, task=model.task.name, labelled=False) for stage in stages if stage.unlabelled
+        stage.name: load(stage.unlabelled, task=model.task, labelled=False) for stage in stages if stage.unlabelled
     }
     work = Path(f"{output}.work")
     model.task.learn_from(train_data)
@@ -215,7 +215,7 @@ def run_stage(
         train_dataset=datasets["train"],
         eval_dataset=datasets["dev"],
         data_collator=torch.utils.data.default_collate if recorded else collate(model.tokenizer.pad_token_id),
-        compute_metrics=lambda prediction: {"score": mean_score(model, prediction)},
+        compute_metrics=lambda prediction: {"score": mean_score(model, encoded["dev"], prediction)},
     )
     trainer.remove_callback(ProgressCallback if progress else PrinterCallback)
     if progress:

@@ -11,7 +11,6 @@ from stretto.budget.sweep import sweep
 from stretto.data import Dataset
 from stretto.data.tokenise import Encoded
 from stretto.model import AdaptiveModel
-from stretto.tasks import SequenceTask
 
 #: What a checkpoint chosen for its saving may lose of the dev score.
 SAVING_LOSS = 0.01
@@ -85,10 +84,9 @@ def saving(score: float, cost: float, start_score: float) -> float:
     return 1 - cost if loss <= SAVING_LOSS else -loss
 
 
-def mean_score(model: AdaptiveModel, prediction: EvalPrediction) -> float:
+def mean_score(model: AdaptiveModel, encoded: Encoded, prediction: EvalPrediction) -> float:
     """The task's main metric, averaged over all answers a stage reads ([n, E + 1, C])."""
     task = model.task
-    assert isinstance(task, SequenceTask)  # exits answer sequences
-    answers = torch.as_tensor(prediction.predictions).unbind(dim=1)
-    scores = [task.metrics(logits, prediction.label_ids)[task.main_metric] for logits in answers]
+    answers, labels = torch.as_tensor(prediction.predictions).unbind(dim=1), list(prediction.label_ids)
+    scores = [task.scores(logits, encoded, labels)[task.main_metric] for logits in answers]
     return sum(scores) / len(scores)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from stretto.budget.sweep import batches
-from stretto.data.tokenise import Origin, origins
+from stretto.data.tokenise import Encoded, Origin
 from stretto.engine.decider import Decider, OwnHead, Silent, ask
 from stretto.model import AdaptiveModel, Text
 from stretto.state import Decision, State
-from stretto.tasks import Prediction, SequenceTask
+from stretto.tasks import LabelPrediction, Prediction
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,9 @@ def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Expl
     n_layers, n_tokens = model.backbone.n_layers, inputs.input_ids.shape[1]
     watcher = Watcher(model.method, n_layers, n_tokens)
     model.run(inputs, dial, decider=watcher)
-    told = {layer: exit_answer(model, logits) for layer, logits in watcher.exit_logits.items()}
+    told = {layer: exit_answer(model, logits, encoded) for layer, logits in watcher.exit_logits.items()}
     names = model.tokenizer.convert_ids_to_tokens(encoded.features[0]["input_ids"])
-    is_text = isinstance(model.task, SequenceTask)  # other tasks cut their inputs in other ways
-    tokens, joined = pieces(names, parts, origins(model.tokenizer, parts, model.max_length) if is_text else None)
+    tokens, joined = pieces(names, parts, model.task.origins(model.tokenizer, parts, model.max_length))
     return Explanation(
         tokens=tokens,
         joined=joined,
@@ -152,10 +151,10 @@ def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Expl
     )
 
 
-def exit_answer(model: AdaptiveModel, logits: Tensor) -> dict[str, float]:
+def exit_answer(model: AdaptiveModel, logits: Tensor, encoded: Encoded) -> dict[str, float]:
     """[1, C] -> the probability of every label; for regression the value, under ''."""
-    assert isinstance(model.task, SequenceTask)  # others have no exits
-    (answer,) = model.task.answers(logits)
+    (answer,) = model.task.decode(logits, encoded)
+    assert isinstance(answer, LabelPrediction)  # exits answer sequences
     return answer.probabilities or {"": float(answer.label)}
 
 

@@ -38,7 +38,6 @@ from tqdm.auto import tqdm
 
 from stretto.budget.sweep import batches
 from stretto.data.columns import whole_text, word_or_number
-from stretto.data.dataset import class_numbers
 from stretto.data.records import Record
 from stretto.data.sources import open_table
 from stretto.data.tokenise import Origin, origins
@@ -100,16 +99,16 @@ def load_rationales(source: str, model: AdaptiveModel, split: str | None = None)
         raise StrettoError(f"{source}: expected at least one row of data, got none. Check that the file is complete.")
     examples = [(where, *_checked(where, row, table.classes.get("label"))) for where, row in rows]
     labels: Sequence[int | float]
-    if model.task.name == "classification":
-        records = [Record((" ".join(words),), label, where) for where, words, _, label in examples]
-        labels = class_numbers(records, model.task.label_names)
-    elif model.task.name == "regression":
-        labels = [0.0] * len(examples)  # there is one logit only
-    else:
+    if model.task.answers != "sequence":
         raise StrettoError(
             f"Expected a model that answers whole texts, got one for the task {model.task.name}. "
             "Use a classification or a regression model."
         )
+    if model.task.label_names:
+        records = [Record((" ".join(words),), label, where) for where, words, _, label in examples]
+        labels, _ = model.task.form.labels.numbered(records, model.task.label_names)
+    else:
+        labels = [0.0] * len(examples)  # there is one logit only
     return [
         Rationale(words, marks, number, where)
         for (where, words, marks, _), number in zip(examples, labels, strict=True)
