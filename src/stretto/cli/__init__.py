@@ -5,7 +5,6 @@ Nothing heavy is imported here: torch and transformers are loaded inside the ver
 
 from __future__ import annotations
 
-import io
 import signal
 import sys
 from typing import Annotated
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from stretto.cli import bench, demo, depths, describe, evaluate, explain, predict, pretrain, rationales, search, train
+from stretto.cli.streams import open_streams
 from stretto.cli.verbs import TERMINATED, Verb, Verbs, examples
 
 __all__ = ["app", "main"]
@@ -60,8 +60,6 @@ def _root(
 
 def main() -> None:
     """The `stretto` command."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8")  # as the files we write; texts may hold anything
+    open_streams()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # an exception: half-written files are removed
     app(prog_name="stretto")

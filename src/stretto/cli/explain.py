@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 from typer import Argument, Option
@@ -25,8 +24,10 @@ TextArgument = Annotated[str, Argument(metavar="TEXT", help="The text; '-' reads
 
 def read_stdin() -> str:
     """All of it, without the last line's end."""
+    from stretto.data.sources import stdin_bytes
+
     try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+        return stdin_bytes().read().decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise StrettoError(
             f"Expected a text in UTF-8 on stdin, got other bytes at {error.start + 1}. Convert it first (iconv)."

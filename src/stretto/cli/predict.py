@@ -80,7 +80,7 @@ def predict(
     )  # fmt: skip
     if dial is not None:
         loaded.method.dial.check(dial)
-    if source == STDIN and sys.stdin.isatty():
+    if source == STDIN and sys.stdin and sys.stdin.isatty():
         say("reading lines from the terminal; end with Ctrl-D")
     # a file is there already; who writes lines to stdin may wait for the answers
     answers = Answers(loaded, dial, batch_size, 1 if source == STDIN else WINDOW, probabilities)

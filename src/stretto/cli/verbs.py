@@ -71,9 +71,18 @@ def examples(text: str) -> str:
 
 
 def _tell(line: str) -> None:
+    close_bars()
     if is_main_process():  # every process of a torchrun meets the same error
         with suppress(OSError):
             print(line, file=sys.stderr, flush=True)
+
+
+def close_bars() -> None:
+    """End the lines of progress bars that an error cut short, so that what follows has a line of its own."""
+    bars = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    for bar in list(getattr(bars, "_instances", ())):
+        with suppress(OSError, ValueError):
+            bar.close()
 
 
 def _close_stdout() -> None:

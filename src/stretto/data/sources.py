@@ -55,7 +55,7 @@ def open_table(source: str, split: str | None = None, text_column: str = "text")
             f"Expected a hub dataset to split, got '{source}' and the split '{split}'. Leave the split out."
         )
     if source == "-":
-        return Table(_stdin_rows(_lines("stdin", sys.stdin.buffer), text_column))
+        return Table(_stdin_rows(_lines("stdin", stdin_bytes()), text_column))
     if not path.exists():
         raise _not_found(path)
     kind = _kind(path)
@@ -69,6 +69,12 @@ def open_table(source: str, split: str | None = None, text_column: str = "text")
             f"got '{path.name}'. Rename or convert the file."
         )
     return Table(_ROWS_OF[kind](source))
+
+
+def stdin_bytes() -> IO[bytes]:
+    if sys.stdin is None:
+        raise StrettoError("Expected texts on stdin, got a closed stdin. Name a file, or pipe the texts in.")
+    return sys.stdin.buffer
 
 
 def listed(names: Iterable[str], most: int = 20) -> str:
@@ -219,7 +225,7 @@ def _parquet(source: str) -> Table:
     import pyarrow
     import pyarrow.parquet
 
-    failures = (pyarrow.ArrowException, OSError)
+    failures = (pyarrow.ArrowException, OSError, UnicodeError)  # the last one for a name that is not UTF-8
     try:
         file = pyarrow.parquet.ParquetFile(source)
     except failures as error:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PART = ".part"
 #: Ends the name of a folder that has just lost its own to a new one.
 OLD = ".old" + PART
+UTF_8: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
@@ -38,13 +39,15 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 @contextmanager
 def writing(path: str | Path, newline: str | None = None) -> Iterator[IO[str]]:
-    """A text file to write to, line by line. A device or a pipe (/dev/stdout) is written directly."""
+    """A text file to write to, line by line. A device or a pipe (/dev/stdout) is written directly.
+
+    Half a surrogate pair (of a file name that is not UTF-8) is written as JSON spells it: \\udce9."""
     target = Path(path)
     if target.exists() and not target.is_file():
-        with write_errors(target), target.open("w", encoding="utf-8", newline=newline) as device:
+        with write_errors(target), target.open("w", newline=newline, **UTF_8) as device:
             yield device
         return
-    with replacing_file(target) as neighbour, neighbour.open("w", encoding="utf-8", newline=newline) as file:
+    with replacing_file(target) as neighbour, neighbour.open("w", newline=newline, **UTF_8) as file:
         yield file
 
 
@@ -160,6 +163,8 @@ def is_write_error(error: Exception) -> bool:
 
     if isinstance(error, OSError):
         return not isinstance(error, BrokenPipeError)
+    if type(error) is Exception:
+        return "(os error " in str(error)  # from tokenizers
     from_torch = any(words in str(error) for words in ("PytorchStreamWriter failed", "unexpected pos"))
     return isinstance(error, SafetensorError) or (isinstance(error, RuntimeError) and from_torch)
 

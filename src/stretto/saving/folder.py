@@ -27,7 +27,7 @@ from stretto.backbones import BACKBONES, register_architectures
 from stretto.errors import StrettoError
 from stretto.saving.card import model_card
 from stretto.saving.files import replacing_folder, write_json, write_tensors, write_text
-from stretto.saving.trust import NO_CODE, find, refuse_code
+from stretto.saving.trust import NO_CODE, check_name, find, refuse_code
 from stretto.tasks import Task, task_from_config
 
 FORMAT = 1
@@ -219,7 +219,8 @@ def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
 
 
 def check_place(path: Path) -> None:
-    """Refuse to save where something else would be lost. Long work asks before it begins."""
+    """Refuse to save where something else would be lost, or nothing could be. Long work asks before it begins."""
+    check_name(str(path))
     if path.exists() and not path.is_dir():
         raise StrettoError(f"Expected a folder to save to, got the file '{path}'. Choose another name.")
     if path.is_dir() and any(path.iterdir()) and not (path / SETTINGS).exists():

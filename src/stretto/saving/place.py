@@ -20,6 +20,7 @@ from typing import IO, Any
 from stretto.errors import StrettoError
 from stretto.saving.files import write_errors
 from stretto.saving.same_run import digest
+from stretto.saving.trust import check_name
 
 #: Locks that this process holds: a command and the function it calls may both ask for one.
 HELD: set[Path] = set()
@@ -30,6 +31,7 @@ def locked(output: str | Path, *, main: bool = True) -> Iterator[None]:
     """Inside, no other run works on `output`; one that does is named in a `StrettoError`.
 
     Of the processes of one run the `main` one holds the lock."""
+    check_name(str(output))
     place = Path(os.path.realpath(output))
     if not main or place in HELD:
         yield

@@ -24,6 +24,7 @@ CAN_NAME_CODE = ("config.json", "tokenizer_config.json")
 
 def find(name_or_path: str, file: str) -> str | None:
     """A file of a local folder or a hub repository, or None."""
+    check_name(name_or_path)
     if Path(name_or_path).is_dir():
         path = Path(name_or_path) / file
         return str(path) if path.is_file() else None
@@ -34,6 +35,16 @@ def find(name_or_path: str, file: str) -> str | None:
             f"Expected a model folder or a hub id, got '{name_or_path}', which is neither a folder here nor "
             f"reachable on the hub. Check the path. ({str(error).splitlines()[0]})"
         ) from error
+
+
+def check_name(path: str) -> None:
+    """Refuse the name of a model that the libraries below cannot pass on."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise StrettoError(
+            f"Expected the name of a model in UTF-8, got {path!a}. Rename the folder, or link to it under another name."
+        ) from None
 
 
 def refuse_code(name_or_path: str) -> None:
