@@ -51,7 +51,6 @@ class AdaptiveModel(nn.Module):
         self.encoder, self.method = encoder, method  # what is trained and saved
         self.tokenizer, self.task, self.dtype = tokenizer, task, dtype
         self.backbone = backbone_for(encoder)
-        method.attach(self.backbone)
         self.max_length = max_length_of(tokenizer, encoder.config)
         self.dial: float = method.dial.off
         self.operating_points: list[dict[str, Any]] = []
@@ -101,6 +100,7 @@ class AdaptiveModel(nn.Module):
             built.exits.start_from(backbone.pooler())
         if max_length is not None:
             tokenizer.model_max_length = min(max_length, max_length_of(tokenizer, encoder.config))
+        built.attach(backbone)
         model = cls(encoder, tokenizer, built, task, dtype)
         if folder is not None and same_method:
             folder.load_weights(built, new_labels=new_labels)
@@ -121,6 +121,14 @@ class AdaptiveModel(nn.Module):
             task={"name": self.task.name, **self.task.settings()},
         )
         write_folder(Path(path), folder, self.encoder, self.tokenizer, self.method, self.task)
+
+    def acting(self, method: Method | None) -> AdaptiveModel:
+        """The same model with one part of its method alone (None: itself); weights are shared."""
+        if method is None:
+            return self
+        part = AdaptiveModel(self.encoder, self.tokenizer, method, self.task, self.dtype)
+        part.max_length = self.max_length
+        return part.train(self.training)
 
     def train(self, mode: bool = True) -> AdaptiveModel:
         if mode:

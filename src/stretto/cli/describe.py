@@ -100,8 +100,12 @@ def settings_of(config: Any) -> list[dict[str, Any]]:
 
 def field_docs(config: Any) -> dict[str, str]:
     """The strings under the fields of a dataclass and its bases; a subclass's word counts."""
+    from stretto.methods.combine import setting
+
     found: dict[str, str] = {}
-    for cls in reversed(config.__mro__[:-1]):
+    for part in getattr(config, "parts", ()):  # of a combination
+        found |= {setting(part, name): text for name, text in field_docs(part.Config).items()}
+    for cls in reversed(config.__mro__[1 if found else 0 : -1]):
         body: list[Any] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
         for field, below in pairwise(body):
             is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)

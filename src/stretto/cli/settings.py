@@ -41,10 +41,14 @@ def config_types(method: str) -> dict[str, Any]:
 
 @functools.cache
 def all_types() -> dict[str, Any]:
-    """Every setting there is, of any method."""
+    """Every setting there is, of any method, and with its name before it: of a part of a combination."""
     from stretto.methods import METHODS
 
-    return {**training_types(), **{k: v for method in METHODS for k, v in config_types(method).items()}}
+    known = training_types()
+    for method in METHODS:
+        of_method = config_types(method)
+        known = {**known, **of_method, **{f"{method}_{name}": kind for name, kind in of_method.items()}}
+    return known
 
 
 def field_types(cls: Any) -> dict[str, Any]:

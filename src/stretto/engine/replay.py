@@ -7,7 +7,8 @@ and a sweep over the dial costs one pass instead of one per dial.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -36,27 +37,44 @@ class Recording:
 
 
 class Recorder(Silent):
-    """Writes down what each exit would read."""
+    """Writes down what each exit reads, and lets nobody leave."""
 
     points = frozenset({"after"})
 
-    def __init__(self, exits: Exits, batch: int, n_exits: int, d: int) -> None:
+    def __init__(self, exits: Exits) -> None:
         super().__init__(exits)
-        self.pooled = next(exits.parameters()).new_zeros(batch, n_exits, d)
+        self.seen: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
 
     def decide(self, state: State) -> Decision | None:
-        self.pooled[state.ids, state.layer - 1] = state.pooled.to(self.pooled)
+        self.seen[state.layer].append((state.ids, state.pooled))
         return None
 
+    def pooled(self, batch: int, n_exits: int) -> Tensor:
+        """[batch, E, d]. A sequence whose tokens were all frozen at some layer is the same after all later ones."""
+        _, some = self.seen[1][0]
+        now, layers = some.new_zeros(batch, some.shape[1]), []
+        for layer in range(1, n_exits + 1):
+            for ids, pooled in self.seen[layer]:
+                now = now.index_copy(0, ids, pooled.to(now.dtype))
+            layers.append(now)
+        return torch.stack(layers, dim=1)
 
-def record(engine: PackedEngine, exits: Exits, batches: Iterable[Inputs]) -> Recording:
-    """One full pass over the batches."""
+
+Above = Callable[[Decider, int], Decider]
+
+
+def record(
+    engine: PackedEngine, exits: Exits, batches: Iterable[Inputs], above: Above = lambda recorder, batch: recorder
+) -> Recording:
+    """One pass over the batches. `above(recorder, batch size)` may put the recorder above another decider, which drops
+    or freezes tokens on the way."""
     pooled, first, lengths = [], [], []
     for inputs in batches:
-        recorder = Recorder(exits, len(inputs.input_ids), engine.backbone.n_layers - 1, engine.backbone.d)
-        output = engine.run(inputs.to(recorder.pooled.device), recorder, 0.0, keep_hidden=True)
+        recorder, batch = Recorder(exits), len(inputs.input_ids)
+        device = next(exits.parameters()).device
+        output = engine.run(inputs.to(device), above(recorder, batch), 0.0, keep_hidden=True)
         assert output.hidden is not None
-        pooled.append(recorder.pooled)
+        pooled.append(recorder.pooled(batch, engine.backbone.n_layers - 1))
         first.append(output.hidden[:, 0].clone())
         lengths.append(output.trace.lengths.clone())
     return Recording(torch.cat(pooled), torch.cat(first), torch.cat(lengths))

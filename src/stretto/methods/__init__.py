@@ -7,6 +7,7 @@ from stretto.methods.adapler import AdapLeR
 from stretto.methods.alberta import ALBERTa
 from stretto.methods.base import Dial, Method, Pass, Shape, Stage, TrainingBatch
 from stretto.methods.branchynet import BranchyNet
+from stretto.methods.combine import Combined, combination
 from stretto.methods.constant_ratio import ConstantRatio
 from stretto.methods.deebert import DeeBERT
 from stretto.methods.depth_mi import DepthMI
@@ -28,8 +29,23 @@ ALL: tuple[type[Method], ...] = (
     DepthMI, DepthReconstruction, TokenHalting,
 )  # fmt: skip
 
-METHODS: Registry[type[Method]] = Registry(
-    "method", {method.name: method for method in ALL}, hint="`stretto methods` describes them."
-)
 
-__all__ = ["METHODS", "Dial", "Method", "Pass", "Shape", "Stage", "TrainingBatch"]
+class Methods(Registry[type[Method]]):
+    """The methods by name, and their combinations: `METHODS["length_adaptive+deebert"]`."""
+
+    def __init__(self, methods: tuple[type[Method], ...]) -> None:
+        super().__init__("method", {each.name: each for each in methods}, hint="`stretto methods` describes them.")
+        self.combined: dict[str, type[Method]] = {}
+
+    def __getitem__(self, name: str) -> type[Method]:
+        if isinstance(name, str) and name.count("+") == 1 and name not in self:
+            if name not in self.combined:
+                first, second = name.split("+")
+                self.combined[name] = combination(self[first], self[second])
+            return self.combined[name]
+        return super().__getitem__(name)
+
+
+METHODS = Methods(ALL)
+
+__all__ = ["METHODS", "Combined", "Dial", "Method", "Pass", "Shape", "Stage", "TrainingBatch"]

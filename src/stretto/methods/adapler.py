@@ -136,6 +136,7 @@ class AdapLeR(Method):
     name = "adapler"
     Config = AdapLeRConfig
     needs = ANY_ANSWER
+    verbs = frozenset({"drop"})
     points = frozenset({"before"})
     restore = True
     monotone = False  # what leaves now changes the scores of all that follow

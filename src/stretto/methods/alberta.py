@@ -112,6 +112,7 @@ class Lesson:
 class ALBERTa(Method):
     name = "alberta"
     Config = ALBERTaConfig
+    verbs = frozenset({"gate", "exit"})
     points = frozenset({"before", "after"})
     needs = ANY_ANSWER
     dial = Dial(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from stretto.engine.decider import OwnHead
 from stretto.errors import StrettoError
 from stretto.methods.exits import ExitHeads
-from stretto.methods.pooled_head import PooledHead
 from stretto.state import Decision, Inputs, Output, Point, State
 from stretto.tasks import TASKS, Task
 
@@ -82,6 +82,14 @@ class Needs:
             and task.one_of_labels >= self.one_of_labels
         )
 
+    def __and__(self, other: Needs) -> Needs:
+        """What two methods need together."""
+        return Needs(
+            tuple(each for each in self.answers if each in other.answers),
+            self.right_or_wrong or other.right_or_wrong,
+            self.one_of_labels or other.one_of_labels,
+        )
+
 
 #: Of methods that change how long or deep a sequence is computed and leave the answer to the model's own head.
 ANY_ANSWER = Needs(answers=("sequence", "token"))
@@ -114,6 +122,10 @@ class Stage:
     """Learning rates of single parameters of the method, by the beginning of their name; they are not decayed."""
     unlabelled: str = ""
     """A file of texts without labels that the stage learns from in the place of the training data."""
+    method: Method | None = field(default=None, compare=False, repr=False)
+    """The part of a combination that learns in this stage; None: the model's method."""
+    beneath: Method | None = field(default=None, compare=False, repr=False)
+    """The part of a combination that drops or freezes tokens meanwhile, at dials drawn from its sweep."""
 
     # what is called, and takes no part in comparing plans
     objective: Callable[[Any], Tensor] = field(kw_only=True, compare=False, repr=False)
@@ -173,6 +185,8 @@ class Method(nn.Module):
     """Where `decide` is called."""
     needs: ClassVar[Needs] = Needs()
     """What a task must be capable of."""
+    verbs: ClassVar[frozenset[str]] = frozenset()
+    """What it does: 'drop' or 'freeze' tokens, let texts 'exit', 'gate' layers. Says which methods can be combined."""
     uses_exits: ClassVar[bool] = False
     restore: bool = False
     """Whether dropped tokens get their last state back after the last layer."""
@@ -189,14 +203,19 @@ class Method(nn.Module):
                 f"Methods that can do it: {', '.join(able(task))}."
             )
         self.config, self.shape, self.task = config, shape, task
-        self.exits: ExitHeads | None = None
         if self.uses_exits:
-            self.exits = ExitHeads(shape.d, shape.n_layers - 1, shape.n_labels, config.pool, config.dropout)
+            exits = ExitHeads(shape.d, shape.n_layers - 1, shape.n_labels, config.pool, config.dropout)
+            self._modules["exits"] = exits
+
+    @property
+    def exits(self) -> ExitHeads | None:
+        """What answers the texts that leave early; None if the method has no exits."""
+        return cast(ExitHeads | None, self._modules.get("exits"))
 
     def attach(self, backbone: Backbone) -> None:
         """Once the model is put together, before saved weights are loaded: build what takes after its encoder."""
 
-    def own_head(self) -> PooledHead | None:
+    def own_head(self) -> OwnHead | None:
         """A head that answers in the place of the model's own where the dial is not off; None if there is none."""
         return None
 

@@ -71,6 +71,7 @@ def quantile_factors(entropies: Tensor, share: float, dial: float) -> Tensor:
 class JointExits(Method):
     """Fine-tuning; the exits alone, so that untrained ones do not disturb a trained backbone; then both together."""
 
+    verbs = frozenset({"exit"})
     points = frozenset({"after"})
     uses_exits = True
 

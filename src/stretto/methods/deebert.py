@@ -57,6 +57,7 @@ class DeeBERT(Method):
     Config = ExitConfig
     dial = ENTROPY_DIAL
     needs = Needs(one_of_labels=True)
+    verbs = frozenset({"exit"})
     points = frozenset({"after"})
     uses_exits = True
 

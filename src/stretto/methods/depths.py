@@ -59,6 +59,7 @@ class WordDepthConfig(DepthConfig):
 class DepthAdaptive(Method):
     """Freezes every token at its depth. What that depth is, a method says in `depths`."""
 
+    verbs = frozenset({"freeze"})
     points = frozenset({"before"})
     known_after: ClassVar[int] = 0
     """The layer whose output the depths are told from; 0 is what comes in."""

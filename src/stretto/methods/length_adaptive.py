@@ -32,7 +32,7 @@ from torch import Tensor
 
 from stretto.errors import StrettoError
 from stretto.methods.base import ANY_ANSWER, Dial, Method, Shape, Stage, TrainingBatch
-from stretto.methods.selection import AT_LEAST, drop_all_but
+from stretto.methods.selection import AT_LEAST, drop_all_but, within_budget
 from stretto.methods.settings import Count, Epochs, FinetuningConfig, LearningRate, Share
 from stretto.state import Decision, State
 from stretto.tasks import Task
@@ -103,6 +103,7 @@ class FixedLengths:
 class LengthDrop(Method):
     """Training that makes a model robust against any lengths, and the selection by significance."""
 
+    verbs = frozenset({"drop"})
     points = frozenset({"between"})
     needs = ANY_ANSWER
     restore = True
@@ -179,10 +180,7 @@ class LengthAdaptive(LengthDrop):
         self.monotone = not config.frontier
 
     def lengths(self, dial: Tensor) -> Tensor:
-        affordable = self.costs.to(dial.device) <= dial.unsqueeze(-1)  # [B, F + 1]
-        # costs fall, so the first affordable one is the dearest; a budget below all gets the cheapest
-        first = torch.where(affordable.any(dim=-1), affordable.int().argmax(dim=-1), len(self.costs) - 1)
-        return self.frontier.to(dial.device)[first]
+        return self.frontier.to(dial.device)[within_budget(self.costs, dial)]
 
 
 def check_frontier(config: LengthAdaptiveConfig, n_layers: int) -> None:

@@ -107,6 +107,7 @@ class Searching:
 class PowerBERT(Method):
     name = "power_bert"
     Config = PowerBERTConfig
+    verbs = frozenset({"drop"})
     points = frozenset({"between"})
     needs = ANY_ANSWER
     restore = True

@@ -24,6 +24,12 @@ def ranks(scores: Tensor, state: State) -> Tensor:
     return places - state.starts[state.sequence]
 
 
+def within_budget(costs: Tensor, budget: Tensor) -> Tensor:
+    """[F] falling costs, [B] budgets -> [B] index of the most expensive that is affordable, or of the cheapest."""
+    affordable = costs.to(budget.device) <= budget.unsqueeze(-1)  # [B, F]; the first affordable is the most expensive
+    return torch.where(affordable.any(dim=-1), affordable.int().argmax(dim=-1), len(costs) - 1)
+
+
 def drop_all_but(count: Tensor, scores: Tensor, state: State) -> Tensor:
     """[N] bool: True for the rows that do not belong to the best `count` ([B]) of their sequence."""
     return ranks(scores, state) >= count[state.sequence]

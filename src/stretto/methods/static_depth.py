@@ -40,6 +40,7 @@ class StaticDepthConfig(ExitConfig):
 class StaticDepth(Method):
     name = "static_depth"
     Config = StaticDepthConfig
+    verbs = frozenset({"exit"})
     points = frozenset({"after"})
     uses_exits = True
 

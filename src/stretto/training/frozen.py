@@ -9,7 +9,10 @@ from torch import Tensor
 
 from stretto.budget.sweep import batches
 from stretto.data.tokenise import EncodedDataset, as_tensor
+from stretto.engine.decider import Decider
 from stretto.engine.replay import record
+from stretto.methods.base import Method
+from stretto.methods.combine import Beneath, drawn_dials
 from stretto.model import AdaptiveModel
 
 #: A frozen backbone's pooled states are kept in memory up to this size; beyond it they are computed at each step.
@@ -34,11 +37,16 @@ def recording_fits(model: AdaptiveModel, examples: dict[str, EncodedDataset]) ->
     return per_example * sum(map(len, examples.values())) <= RECORDING_LIMIT_BYTES
 
 
-def record_examples(model: AdaptiveModel, data: EncodedDataset, progress: bool) -> Recorded:
-    """Run the frozen backbone once over all examples."""
+def record_examples(model: AdaptiveModel, data: EncodedDataset, beneath: Method | None, progress: bool) -> Recorded:
+    """Run the frozen backbone once over all examples. A method `beneath` shortens each at a dial drawn for it."""
     assert model.method.exits is not None
     model.eval()
     pad = model.tokenizer.pad_token_id
-    recording = record(model.packed, model.method.exits, batches(data.features, pad, 64, "reading" if progress else ""))
     assert data.labels is not None
+
+    def above(recorder: Decider, batch: int) -> Decider:
+        return recorder if beneath is None else Beneath(beneath, drawn_dials(beneath, batch), recorder)
+
+    shown = batches(data.features, pad, 64, "reading" if progress else "")
+    recording = record(model.packed, model.method.exits, shown, above)
     return Recorded(recording.pooled.cpu(), recording.first.cpu(), as_tensor(data.labels))

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from stretto.data.tokenise import as_inputs
+from stretto.engine.decider import Decider
+from stretto.engine.replay import Recorder
 from stretto.methods.base import Pass, Stage, TrainingBatch
+from stretto.methods.combine import Beneath, drawn_dials
 from stretto.model import AdaptiveModel
 from stretto.state import Inputs, first_tokens
 
@@ -45,13 +48,34 @@ class Learner(nn.Module):
 
     def training_batch(self, inputs: Inputs, labels: Tensor) -> TrainingBatch:
         def run(dial: float | Tensor, skip: tuple[int, ...] = (), context: Any = None) -> Any:
-            return self.model.reference.run(inputs, self.model.method, dial, skip=skip, context=context)
+            decider = self.above_beneath(self.model.method, len(labels))
+            return self.model.reference.run(inputs, decider, dial, skip=skip, context=context)
 
         return TrainingBatch(inputs, labels, run, self.step, self.epoch, self.model.reference)
+
+    def above_beneath(self, decider: Decider, batch: int) -> Decider:
+        """The decider, above the part of a combination that shortens texts meanwhile if there is one."""
+        beneath = self.stage.beneath
+        return decider if beneath is None else Beneath(beneath, drawn_dials(beneath, batch), decider)
+
+    def read_shortened(self, inputs: Inputs, labels: Tensor) -> Pass:
+        """The same as `read` with the part of the combination beneath at work: exits read what they will serve."""
+        exits, stage, batch = self.model.method.exits, self.stage, len(labels)
+        assert exits is not None
+        recorder = Recorder(exits)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
+            final = self.model.reference.run(inputs, self.above_beneath(recorder, batch), 0.0).logits
+        pooled = recorder.pooled(batch, self.model.backbone.n_layers - 1)  # [B, E, d]
+        read = [pooled[:, layer - 1] for layer in stage.layers]
+        early = [exits(layer, x) for layer, x in zip(stage.layers, read, strict=True)]
+        logits = torch.stack([*early, *([final] if stage.final else [])])
+        return Pass(stage.layers, logits, torch.stack(read), labels, self.step)
 
     def read(self, inputs: Inputs, labels: Tensor) -> Pass:
         """A full pass, nothing decided, and what the exits of this stage make of it."""
         exits, stage = self.model.method.exits, self.stage
+        if stage.layers and stage.beneath is not None:
+            return self.read_shortened(inputs, labels)
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
             states = self.model.reference.hidden_states(inputs, None if stage.final else max(stage.layers))
             read = [exits.pool_padded(states[n], inputs.attention_mask) for n in stage.layers] if exits else []

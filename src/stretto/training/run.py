@@ -21,10 +21,12 @@ from transformers import PrinterCallback, ProgressCallback, TrainingArguments, s
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from stretto.backbones import Backbone
+from stretto.budget.frontier import set_frontier
 from stretto.budget.sweep import cheapest_within, sweep
 from stretto.data import Dataset, load
 from stretto.data.tokenise import Encoded, EncodedDataset, collate
 from stretto.errors import StrettoError
+from stretto.methods import Combined
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
 from stretto.saving.files import write_errors, write_tensors
@@ -99,6 +101,8 @@ def train_stages(
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
+    if isinstance(model.method, Combined):
+        set_frontier(model, encoded["dev"], progress=progress)
     if is_main_process():
         points = sweep(model, dev_data, progress=progress, encoded=encoded["dev"])
         model.operating_points = [point.to_json() for point in points]
@@ -183,6 +187,7 @@ def run_stage(
     if result.exists():
         model.load_state_dict(load_file(result))
         return
+    whole, model = model, model.acting(stage.method)
     set_seed(arguments["seed"])  # whether the stages before ran in this process or in one that was killed
     learner = Learner(model, stage)
     examples = {name: EncodedDataset(data.features, data.labels) for name, data in encoded.items()}
@@ -194,7 +199,7 @@ def run_stage(
         settings["load_best_model_at_end"] = False
     recorded = not stage.trains_backbone and not stage.decides and recording_fits(model, examples)
     if recorded:
-        datasets = {name: record_examples(model, data, progress) for name, data in examples.items()}
+        datasets = {name: record_examples(model, data, stage.beneath, progress) for name, data in examples.items()}
         settings["train_sampling_strategy"] = "random"
     trainer = StageTrainer(
         dev_data,
@@ -227,7 +232,7 @@ def run_stage(
         shown = f"finishing {stage.name}" if progress else ""
         stage.finish(model.reference, LabelledBatches(examples["train"], model.tokenizer.pad_token_id, shown))
     if is_main_process():
-        write_tensors(result, model.state_dict())
+        write_tensors(result, whole.state_dict())
         for checkpoint in folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     wait_for_all()
