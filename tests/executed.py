@@ -45,7 +45,7 @@ def executed_flops(engine: PackedEngine, inputs: Inputs, decider: Decider, dial:
 @contextmanager
 def small_parts() -> Iterator[None]:
     """Inside, parts are joined only as they shrink: tests have few rows, which would all go together."""
-    with mock.patch("stretto.engine.packed.TALL", 0):
+    with mock.patch("stretto.engine.stepping.TALL", 0):
         yield
 
 

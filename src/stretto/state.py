@@ -350,22 +350,18 @@ class Trace:
     decider_macs: Tensor
     """[B] multiply-adds of everything that is not a layer: exits, predictors, the final head."""
 
-    @classmethod
-    def empty(cls, lengths: Tensor, n_layers: int) -> Trace:
-        def zeros() -> Tensor:
-            return torch.zeros(len(lengths), n_layers, dtype=torch.long, device=lengths.device)
-
-        return cls(lengths, zeros(), zeros(), zeros(), torch.zeros_like(lengths))
-
     @property
     def depth(self) -> Tensor:
         """[B] layers each sequence went through."""
         return (self.n_query > 0).sum(dim=1)
 
+    def one(self, index: int) -> Trace:
+        """That of a single sequence."""
+        return Trace(**{name: value[index : index + 1] for name, value in vars(self).items()})
+
     @staticmethod
     def concatenate(traces: list[Trace]) -> Trace:
-        names = ("lengths", "n_query", "n_key", "n_ffn", "decider_macs")
-        return Trace(**{name: torch.cat([getattr(t, name) for t in traces]) for name in names})
+        return Trace(**{name: torch.cat([getattr(trace, name) for trace in traces]) for name in vars(traces[0])})
 
 
 @dataclass

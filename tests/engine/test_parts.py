@@ -68,7 +68,7 @@ def test_parts_with_other_notes_stay_apart() -> None:
 def test_no_matrix_is_taller_than_in_the_first_layer(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the sequences, or most of the tokens, go after two layers: what is left takes fewer, fuller parts."""
     heights: dict[int, list[int]] = {}
-    through = PackedEngine._through
+    through = PackedEngine.through
 
     def watched(self, run, layer, part):  # type: ignore[no-untyped-def]
         heights.setdefault(layer, []).append(part.state.n_rows)
@@ -79,7 +79,7 @@ def test_no_matrix_is_taller_than_in_the_first_layer(verb: str, monkeypatch: pyt
             return Decision(exit=state.ids % 2 == 0) if state.layer == 2 else None
         return Decision(drop=state.position > 1) if state.layer == 3 else None
 
-    monkeypatch.setattr(PackedEngine, "_through", watched)
+    monkeypatch.setattr(PackedEngine, "through", watched)
     engine, method = PackedEngine(tiny_backbone("bert")), Scripted(decide, "after" if verb == "exit" else "before")
     with small_parts():
         engine.run(random_inputs(LENGTHS), method, 0.0, batch_size=2)

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from stretto.backbones import Backbone
 from stretto.engine.decider import Decider, LayerExits
 from stretto.engine.layer import PackedLayer
-from stretto.engine.parts import TALL, Part, cut, merged, take
-from stretto.engine.run import Run, first_state
+from stretto.engine.parts import Part, take
+from stretto.engine.run import Run
+from stretto.engine.stepping import Stepping
 from stretto.state import Inputs, Output, State
 
 
@@ -62,30 +63,23 @@ class PackedEngine:
         """Logits and trace of all sequences. `batch_size` of them (default: all) are computed at once; where they are
         short, or little is left of them, those of several batches (see `parts`). `context` reaches the decider as
         `State.context`."""
-        lengths = inputs.attention_mask.sum(dim=1)
-        states = [first_state(inputs, dial, which, context) for which in cut(lengths, batch_size)]
-        most_rows = max(TALL, *(state.n_rows for state in states))
-        run = Run(self.backbone, decider, inputs, states[0], exits=self._exits_of(decider), keep_hidden=keep_hidden)
-        parts = [Part(state, self._embed(inputs, state)) for state in states]
-        for layer in range(1, self.backbone.n_layers + 1):
-            left = [self._through(run, layer, part) for part in merged(parts, most_rows)]
-            parts = [part for part in left if part.state.n_sequences]
-            if not parts:
-                break
-        return run.output()
+        stepping = Stepping(self, decider, keep_hidden=keep_hidden, context=context)
+        stepping.add(inputs, dial, batch_size=batch_size)
+        while stepping.parts:
+            stepping.advance()
+        return stepping.run.output(*inputs.input_ids.shape)
 
-    def _through(self, run: Run, layer: int, part: Part) -> Part:
-        """One layer for one part; what is left of it."""
-        run.state = part.state
-        rows = self._before(run, layer, part.matrix)
-        if not run.finished:
-            rows = self._layer(run, layer, rows)
-            stay = run.after(layer, rows[: run.state.n_rows])
-            if stay is not None and not run.finished:
+    def through(self, run: Run, layer: int, part: Part) -> Part:
+        """One layer (from 1) for one part; what is left of it."""
+        state, rows = part.state, self._before(run, layer, part)
+        if state.n_sequences:
+            rows = self._layer(run, layer, Part(state, rows))
+            stay = run.after(state, layer, rows[: state.n_rows])
+            if stay is not None and state.n_sequences:
                 rows = take(rows, stay)
-        return Part(run.state, rows)
+        return Part(state, rows)
 
-    def _exits_of(self, decider: Decider) -> LayerExits | None:
+    def exits_of(self, decider: Decider) -> LayerExits | None:
         """Laid out once, and anew for other exits or where a weight has changed since."""
         exits = decider.exits
         if exits is None:
@@ -95,8 +89,9 @@ class PackedEngine:
             self._exits = (exits, now, exits.packed())
         return self._exits[2]
 
-    def _embed(self, inputs: Inputs, state: State) -> Tensor:
-        sequence = state.ids[state.sequence]
+    def embed(self, inputs: Inputs, state: State, first_id: int) -> Tensor:
+        """[≥ N, d] the rows of a state that speaks of these inputs, numbered from `first_id` on."""
+        sequence = state.ids[state.sequence] - first_id
         column = inputs.attention_mask.argmax(dim=1)[sequence] + state.position
         everything = torch.arange(state.n_rows, device=sequence.device)
         cells = [take(part, everything) for part in (sequence, column, state.position)]
@@ -104,30 +99,31 @@ class PackedEngine:
         ids = inputs.input_ids[cells[0], cells[1]].unsqueeze(0)
         return self.backbone.embed(ids, types, cells[2].unsqueeze(0)).squeeze(0)
 
-    def _before(self, run: Run, layer: int, rows: Tensor) -> Tensor:
+    def _before(self, run: Run, layer: int, part: Part) -> Tensor:
+        state, rows = part.state, part.matrix
         if not run.listens("before"):
             return rows
-        live = rows[: run.state.n_rows]
-        decision = run.ask("before", layer, live)
-        keep = run.drop(decision, live)
-        run.freeze(decision)
-        run.gate(decision)
+        live = rows[: state.n_rows]
+        decision = run.ask(state, "before", layer, live)
+        keep = run.drop(state, decision, live)
+        run.freeze(state, decision)
+        run.gate(state, decision)
         if keep is not None:
-            stay = run.state.select_rows(keep)
-            rows = take(rows, stay[run.state.sort_by_length()])  # equal sizes together, as at the start
-        if (done := run.all_frozen()) is not None:
-            live = rows[: run.state.n_rows]
-            rows = take(rows, run.leave(done, live))
+            stay = state.select_rows(keep)
+            rows = take(rows, stay[state.sort_by_length()])  # equal sizes together, as at the start
+        if (done := run.all_frozen(state)) is not None:
+            rows = take(rows, run.leave(state, done, rows[: state.n_rows]))
         return rows
 
-    def _layer(self, run: Run, layer: int, rows: Tensor) -> Tensor:
-        """[M, d] -> [M', d]: the rows that survive the layer."""
-        state, weights = run.state, self.layers[layer - 1]
+    def _layer(self, run: Run, layer: int, part: Part) -> Tensor:
+        """[M', d]: the rows that survive the layer."""
+        state, rows, weights = part.state, part.matrix, self.layers[layer - 1]
         live = rows[: state.n_rows]
         updated = (~state.frozen).nonzero().squeeze(1) if state.any_frozen else None  # [N_query]; None: all rows
         n_query = state.lengths if updated is None else count_by(state.sequence[updated], state)
         attention, width = weights.attention(rows, state, updated, n_query), weights.spec.attention.width
-        keep = run.drop(run.ask("between", layer, live, attention_received=attention.received), live)
+        decision = run.ask(state, "between", layer, live, attention_received=attention.received)
+        keep = run.drop(state, decision, live)
 
         if keep is None:
             renewed, n_ffn = updated, n_query
@@ -141,7 +137,7 @@ class PackedEngine:
             residual = take(rows, renewed)
             context = blank_tail(residual, len(renewed), width)
             attention.context_of(kept, n_ffn.tolist(), context)
-        run.count(layer, n_query, n_ffn)
+        run.count(state, layer, n_query, n_ffn)
         nothing_new = renewed is not None and len(renewed) == 0
         new = residual if nothing_new else weights.finish(context, residual, gate_of(state, renewed, residual))
 

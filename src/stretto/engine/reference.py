@@ -141,32 +141,32 @@ class ReferenceEngine:
         """What the packed engine computes, differentiably. Layers in `skip` (from 1) are left out for all sequences.
 
         `context` reaches the decider as `State.context`."""
+        run = Run(self.backbone, decider, keep_hidden=keep_hidden, soft=True)
+        run.enter(inputs.attention_mask.sum(dim=1), inputs.input_ids.shape[1])
         state = first_state(inputs, dial, context=context)
-        run = Run(self.backbone, decider, inputs, state, keep_hidden=keep_hidden, soft=True)
-        table = PaddedTable(self.embed(inputs), inputs, run.state)
+        table = PaddedTable(self.embed(inputs), inputs, state)
         for layer in range(1, self.backbone.n_layers + 1):
             if layer not in skip:
                 self._layer(run, layer, table)
-            if run.finished:
+            if state.n_sequences:
+                table.keep(run.after(state, layer, table.rows))
+            if not state.n_sequences:
                 break
-            table.keep(run.after(layer, table.rows))
-            if run.finished:
-                break
-        return run.output()
+        return run.output(*inputs.input_ids.shape)
 
     def _layer(self, run: Run, layer: int, table: PaddedTable) -> None:
-        state = run.state
-        decision = run.ask("before", layer, table.rows)
-        keep = run.drop(decision, table.rows)
-        run.freeze(decision)
-        run.gate(decision)
+        state = table.state
+        decision = run.ask(state, "before", layer, table.rows)
+        keep = run.drop(state, decision, table.rows)
+        run.freeze(state, decision)
+        run.gate(state, decision)
         if decision.attention_bias is not None:
             table.bias = table.bias + table.spread(decision.attention_bias)
         if keep is not None:
             table.keep(state.select_rows(keep))
-        if (done := run.all_frozen()) is not None:
-            table.keep(run.leave(done, table.rows))
-        if run.finished:
+        if (done := run.all_frozen(state)) is not None:
+            table.keep(run.leave(state, done, table.rows))
+        if not state.n_sequences:
             return
 
         spec = self.backbone.specs[layer - 1]
@@ -174,10 +174,10 @@ class ReferenceEngine:
         updated = ~state.frozen
         n_query = torch.bincount(state.sequence[updated], minlength=state.n_sequences)
         received = partial(self._attention_received, spec, table, bias, table.spread(updated))
-        decision = run.ask("between", layer, table.rows, attention_received=received)
-        keep = run.drop(decision, table.rows)
+        decision = run.ask(state, "between", layer, table.rows, attention_received=received)
+        keep = run.drop(state, decision, table.rows)
         renewed = updated if keep is None else updated & keep
-        run.count(layer, n_query, torch.bincount(state.sequence[renewed], minlength=state.n_sequences))
+        run.count(state, layer, n_query, torch.bincount(state.sequence[renewed], minlength=state.n_sequences))
 
         gate, old = table.gate, table.hidden
         with scaled(spec.attention.output, gate):

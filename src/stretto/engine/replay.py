@@ -87,17 +87,16 @@ def replay(backbone: Backbone, decider: Decider, recording: Recording, dial: flo
     Each sequence is played by a single row, its pooled state: pooling one row gives that row."""
     one_token = torch.ones(len(recording), 1, dtype=torch.long, device=recording.lengths.device)
     inputs = Inputs(one_token, one_token)
-    run = Run(backbone, decider, inputs, first_state(inputs, dial))
-    run.trace.lengths = recording.lengths
-    run.trace.decider_macs = recording.lengths * backbone.embedding_macs
+    run, state = Run(backbone, decider), first_state(inputs, dial)
+    run.enter(recording.lengths, columns=1)
     for layer in range(1, backbone.n_layers + 1):
-        ids = run.state.ids
+        ids = state.ids
         lengths = recording.lengths[ids]
-        run.book(layer, lengths, lengths, lengths)
+        run.books.count(layer, ids, lengths, lengths, lengths)
         if layer == backbone.n_layers:
-            run.answer(torch.arange(len(ids), device=ids.device), recording.first[ids])
+            run.answer(state, torch.arange(len(ids), device=ids.device), recording.first[ids])
         else:
-            run.after(layer, recording.pooled[ids, layer - 1])
-        if run.finished:
+            run.after(state, layer, recording.pooled[ids, layer - 1])
+        if not state.n_sequences:
             break
-    return run.output()
+    return run.output(len(recording), columns=1)
