@@ -16,12 +16,13 @@ import torch
 from stretto.backbones import backbone_for
 from stretto.backbones.spec import LayerMacs
 from stretto.bench import engine as bench
-from stretto.bench.baselines import GemmLimit, OnnxRuntime, hugging_face, require_onnx
+from stretto.bench.baselines import GemmLimit, OnnxRuntime, hugging_face
 from stretto.bench.engine import bench_engine, engine_table, engine_targets
 from stretto.bench.pool import MIXES, SHAPES, Pool, random_model
 from stretto.bench.report import TARGETS, Target
 from stretto.bench.script import ScriptedDrop, ScriptedExit, drop_schedule, scheduled_flops
 from stretto.bench.timing import Contender, interleaved, shuffled
+from stretto.deploy.onnx import require_onnx
 from stretto.engine.cost import flops, full_flops
 from stretto.engine.packed import PackedEngine
 from stretto.errors import StrettoError
@@ -179,7 +180,7 @@ def test_wrong_arguments(wrong: dict[str, Any], message: str) -> None:
 
 def test_missing_onnx_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(StrettoError, match=r"onnxruntime.*pip install 'stretto\[bench\]'"):
+    with pytest.raises(StrettoError, match=r"onnxruntime.*pip install 'stretto\[onnx\]'"):
         require_onnx()
 
 

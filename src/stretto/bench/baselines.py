@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +14,10 @@ from torch import Tensor, nn
 
 from stretto.backbones import Backbone
 from stretto.bench.timing import Step
+from stretto.deploy.onnx import quantise, quiet_exporter
 from stretto.engine.cost import full_flops
 from stretto.engine.linear import product
 from stretto.engine.packed import PackedEngine
-from stretto.errors import StrettoError
 from stretto.state import Inputs, Trace
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
@@ -128,35 +125,18 @@ class OnnxRuntime:
                 torch.onnx.export(
                     LogitsAlone(self.model), example, path, dynamo=True, verbose=False,
                     input_names=list(NAMES), output_names=["logits"], dynamic_shapes=(dimensions,) * 3,
+                    external_data=False,
                 )  # fmt: skip
         return path
 
     def quantised(self) -> Path:
-        import onnx
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-        from onnxruntime.quantization.shape_inference import quant_pre_process
-
-        path, prepared = self.folder / "int8.onnx", self.folder / "prepared.onnx"
+        path = self.folder / "int8.onnx"
         if not path.exists():
-            model = onnx.load(self.exported())
-            del model.graph.value_info[:]  # the exporter's shapes contradict the quantiser's
-            quant_pre_process(model, prepared, skip_symbolic_shape=True, skip_optimization=True)
-            quantize_dynamic(prepared, path, weight_type=QuantType.QInt8)
+            unfinished = path.with_suffix(".part")
+            shutil.copyfile(self.exported(), unfinished)
+            quantise(unfinished)
+            unfinished.rename(path)
         return path
-
-
-@contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """Its deprecations and the packages it misses are not ours to mend."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
 
 
 class LogitsAlone(nn.Module):
@@ -168,13 +148,3 @@ class LogitsAlone(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Any:
         return self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids).logits
-
-
-def require_onnx() -> None:
-    """Refuse before the first minute is spent, not after it."""
-    missing = [name for name in ("onnx", "onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise StrettoError(
-            f"Expected the packages of the ONNX Runtime baseline, got none called {', '.join(missing)}. "
-            "Run `pip install 'stretto[bench]'`, or measure without this baseline (onnx=False)."
-        )

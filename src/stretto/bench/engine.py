@@ -29,12 +29,13 @@ import torch
 from tqdm import tqdm
 
 from stretto.backbones import backbone_for
-from stretto.bench.baselines import GemmLimit, OnnxRuntime, hugging_face, padded_flops, require_onnx
+from stretto.bench.baselines import GemmLimit, OnnxRuntime, hugging_face, padded_flops
 from stretto.bench.pool import MIXES, SHAPES, Pool, random_model
 from stretto.bench.report import engine_table, engine_targets
 from stretto.bench.results import Results, cells, now
 from stretto.bench.script import ScriptedDrop, ScriptedExit, drop_schedule
 from stretto.bench.timing import Contender, interleaved
+from stretto.deploy.onnx import require_onnx
 from stretto.engine.cost import flops
 from stretto.engine.decider import Decider, Silent
 from stretto.engine.linear import DTYPES

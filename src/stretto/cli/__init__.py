@@ -11,7 +11,20 @@ from typing import Annotated
 
 import typer
 
-from stretto.cli import bench, demo, depths, describe, evaluate, explain, predict, pretrain, rationales, search, train
+from stretto.cli import (
+    bench,
+    demo,
+    depths,
+    describe,
+    evaluate,
+    explain,
+    export,
+    predict,
+    pretrain,
+    rationales,
+    search,
+    train,
+)
 from stretto.cli.streams import open_streams
 from stretto.cli.verbs import TERMINATED, Verb, Verbs, examples
 
@@ -32,6 +45,7 @@ app.command("evaluate", cls=Verb, epilog=examples(evaluate.EXAMPLES))(evaluate.e
 app.command("search", cls=Verb, epilog=examples(search.EXAMPLES))(search.search)
 app.command("predict", cls=Verb, epilog=examples(predict.EXAMPLES))(predict.predict)
 app.command("explain", cls=Verb, epilog=examples(explain.EXAMPLES))(explain.explain)
+app.command("export", cls=Verb, epilog=examples(export.EXAMPLES))(export.export)
 app.command("depths", cls=Verb, epilog=examples(depths.EXAMPLES))(depths.depths)
 app.command("rationales", cls=Verb, epilog=examples(rationales.EXAMPLES))(rationales.rationales)
 app.add_typer(benches, name="bench")

@@ -100,6 +100,11 @@ class FixedLengths:
     """[L] of its input that every sequence is cut to."""
 
 
+def count_of(fraction: Tensor, n: Tensor) -> Tensor:
+    """[B] fractions of [B] tokens -> [B] tokens; rounded first: 0.8² · 25 must not be a little more than 16."""
+    return (fraction * n).round(decimals=9).ceil().long().clamp(min=AT_LEAST)
+
+
 class LengthDrop(Method):
     """Training that makes a model robust against any lengths, and the selection by significance."""
 
@@ -112,21 +117,22 @@ class LengthDrop(Method):
         """[B] dials -> [B, L] fractions of the input that each layer keeps."""
         raise NotImplementedError
 
+    def kept(self, n: Tensor, dial: Tensor, layer: int) -> Tensor:
+        return count_of(self.lengths(dial)[:, layer - 1], n)
+
     def decide(self, state: State) -> Decision:
         if isinstance(state.context, FixedLengths):
             fraction = state.context.fractions[state.layer - 1].to(state.dial)
         else:
             fraction = self.lengths(state.dial)[:, state.layer - 1]
-        # [B]; rounded first: 0.8² · 25 must not be a little more than 16
         came_in = state.notes_of(self).sequences.setdefault("length", state.lengths)
-        count = (fraction * came_in).round(decimals=9).ceil().long().clamp(min=AT_LEAST)
+        count = count_of(fraction, came_in)
         if bool((count >= state.lengths).all()):
             return Decision()
         score = self.score(state)
         return Decision(drop=drop_all_but(count, score, state), score=score)
 
     def score(self, state: State) -> Tensor:
-        """[N] what the tokens are ranked by."""
         return state.attention_received
 
     def stages(self) -> list[Stage]:

@@ -127,15 +127,21 @@ class PowerBERT(Method):
 
     def decide(self, state: State) -> Decision | None:
         if isinstance(state.context, Searching):
-            place = places(state.attention_received, state)
+            place = places(self.score(state), state)
             return Decision(output_factor=soft_extract(retention(self.weights)[state.layer - 1], place))
         present = state.lengths - n_protected(state) + 1  # [B] places, as all protected rows share one
         n = state.notes_of(self).sequences.setdefault("places", present)  # those the sequence came in with
-        count = interpolate(n, configuration(retention(self.weights.detach()))[state.layer - 1], state.dial)
+        count = self.kept(n, state.dial, state.layer)
         if bool((count >= present).all()):
             return None
-        significance = state.attention_received
+        significance = self.score(state)
         return Decision(drop=places(significance, state) >= count[state.sequence], score=significance)
+
+    def kept(self, n: Tensor, dial: Tensor, layer: int) -> Tensor:
+        return interpolate(n, configuration(retention(self.weights.detach()))[layer - 1], dial)
+
+    def score(self, state: State) -> Tensor:
+        return state.attention_received
 
     def stages(self) -> list[Stage]:
         config = self.config

@@ -5,6 +5,8 @@ Shared by the methods that keep a number of tokens rather than those above a thr
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,19 @@ from stretto.state import State
 
 #: Sequences are never cut below this many tokens ([CLS] and one more), as in the Length-Adaptive Transformer.
 AT_LEAST = 2
+
+
+@runtime_checkable
+class KeepsTokens(Protocol):
+    """A method whose layers keep a number of tokens that is known from a text's length: those with the best score."""
+
+    def kept(self, n: Tensor, dial: Tensor, layer: int) -> Tensor:
+        """[B] tokens that came in, [B] dials -> [B] tokens that leave `layer` (from 1)."""
+        ...
+
+    def score(self, state: State) -> Tensor:
+        """[N] what the tokens are ranked by."""
+        ...
 
 
 def ranks(scores: Tensor, state: State) -> Tensor:
