@@ -144,8 +144,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_model(
-    method: str = "deebert", model_type: str = "bert", n_labels: int = 2, task: Any = None, **settings: Any
-) -> Any:
+    method: str = "deebert", model_type: str = "bert", n_labels: int = 2, task: Any = None, n_layers: int = 4,
+    **settings: Any,
+) -> Any:  # fmt: skip
     """A random AdaptiveModel of its own (not shared with other tests); without a `task` for reviews."""
     from stretto.methods import METHODS, Shape
     from stretto.model import AdaptiveModel
@@ -154,7 +155,7 @@ def tiny_model(
     if task is None:
         task = Classification(["bad", "good", "so-so"][:n_labels]) if n_labels > 1 else Regression()
     head = task.auto_class.removeprefix("AutoModelFor")
-    encoder = copy.deepcopy(tiny_encoder(model_type, task.num_labels, head=head))
+    encoder = copy.deepcopy(tiny_encoder(model_type, task.num_labels, n_layers, head))
     encoder.config.update(task.hf_config())
     backbone = backbone_for(encoder)
     torch.manual_seed(7)
