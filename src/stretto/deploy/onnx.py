@@ -29,7 +29,7 @@ from stretto.engine.linear import check_dtype
 from stretto.errors import StrettoError
 from stretto.methods.selection import KeepsTokens
 from stretto.model import AdaptiveModel
-from stretto.saving.folder import replacing
+from stretto.saving.files import replacing_folder
 from stretto.state import Inputs
 
 FORMAT = 1
@@ -60,7 +60,7 @@ def export_onnx(
         "n_labels": model.backbone.n_labels, "n_layers": model.backbone.n_layers, "max_length": model.max_length,
         "pad_token_id": model.tokenizer.pad_token_id, "stretto": __version__, "torch": torch.__version__,
     }  # fmt: skip
-    with replacing(Path(folder)) as temporary, torch.no_grad():
+    with replacing_folder(folder) as temporary, torch.no_grad():
         if form == "whole":
             graphs = [write_whole(model, dial, temporary)]
         else:
@@ -79,8 +79,6 @@ def export_onnx(
             )
         (temporary / CONTRACT).write_text(json.dumps(contract, indent=2) + "\n", encoding="utf-8")
         model.tokenizer.save_pretrained(temporary)
-        for file in temporary.iterdir():
-            file.chmod(0o644)
     return contract
 
 

@@ -135,6 +135,7 @@ class WholeGraph(Graph):
         received = (attention * table.live[:, None, :, None]).sum(dim=(1, 2))
         rows = table.position.flatten()
         state = of_rows(layer, "between", table.hidden.flatten(0, 1), rows, attention_received=received.flatten)
+        assert isinstance(self.method, KeepsTokens)
         score = self.method.score(state).view_as(received)
         first = torch.where(table.position == 0, torch.inf, score).masked_fill(~table.live, -torch.inf)
         return first.topk(first.shape[1], dim=1).indices  # in ONNX equal values stand by column, as in `ranks`
