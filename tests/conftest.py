@@ -28,3 +28,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     write_reviews(folder / "train.jsonl", 64)
     return write_reviews(folder / "test.jsonl", 40, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny data are not trained for a hundred steps."""
+    monkeypatch.setattr("stretto.training.plan.FEWEST_STEPS", 1)

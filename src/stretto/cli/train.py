@@ -182,7 +182,7 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
     from stretto.model import make_config
     from stretto.saving.folder import SETTINGS, quiet_transformers
     from stretto.saving.place import locked, refuse_finished, remove_work
-    from stretto.training.plan import PLAN, with_defaults
+    from stretto.training.plan import PLAN, enough_epochs, with_defaults
     from stretto.training.processes import wait_for_all
     from stretto.training.run import train as train_model
 
@@ -197,6 +197,11 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
         seed = complete["seed"]
         set_seed(seed)  # exits start from random weights
         model, train_data, dev_data = open_run(run, config, seed)
+        before, model.method.config = (
+            model.method.config,
+            enough_epochs(model.method.config, config, len(train_data), complete),
+        )
+        say_epochs(before, model.method.config, len(train_data))
         if is_main_process():
             remove_work(output, SETTINGS, work / PLAN, restart=run.restart)
             if any(work.glob("[0-9]-*")):
@@ -210,6 +215,18 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
         )  # fmt: skip
     if is_main_process():
         show_result(run, model)
+
+
+def say_epochs(before: Any, config: Any, examples: int) -> None:
+    """Report what was raised for few examples."""
+    from stretto.training.plan import FEWEST_STEPS
+
+    raised = {name: value for name, value in vars(config).items() if value != getattr(before, name)}
+    if raised:
+        flags = ", ".join(
+            f"{as_flag(name)} {value:g} (default: {getattr(before, name):g})" for name, value in raised.items()
+        )
+        say(f"{examples} examples are few: {flags}, for {FEWEST_STEPS} steps or more")
 
 
 def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel, Dataset, Dataset]:

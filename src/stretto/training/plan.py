@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,24 @@ DEFAULTS: dict[str, Any] = {
     "report_to": "none",
     "seed": 42,
 }
+
+
+#: The fewest optimizer steps of a stage whose epochs were not named.
+FEWEST_STEPS = 100
+
+
+def enough_epochs(config: Any, named: Container[str], examples: int, arguments: dict[str, Any]) -> Any:
+    """A method's Config whose stages learn for `FEWEST_STEPS` steps at least: a few hundred examples need more epochs.
+
+    Epochs that the caller `named`, and those of stages that are off (0), stay; so do all if he named `max_steps`."""
+    if arguments.get("max_steps", -1) > 0:
+        return config
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    batch = arguments["per_device_train_batch_size"] * arguments.get("gradient_accumulation_steps", 1) * processes
+    fewest = math.ceil(FEWEST_STEPS / math.ceil(examples / batch))
+    ours = [field.name for field in dataclasses.fields(config) if field.name.endswith("epochs")]
+    raised = [name for name in ours if name not in named and 0 < getattr(config, name) < fewest]
+    return dataclasses.replace(config, **dict.fromkeys(raised, float(fewest)))
 
 
 def with_defaults(arguments: dict[str, Any]) -> dict[str, Any]:
