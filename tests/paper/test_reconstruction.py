@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from scripted import ragged_state
-from tiny import ARCHITECTURES, random_inputs, tiny_encoder, tiny_model, tiny_reviews, uses_types
+from tiny import BACKBONE_CLASSES, random_inputs, tiny_encoder, tiny_model, tiny_reviews, uses_types
 from torch import Tensor
 
 from stretto.data.words import word_keys
@@ -117,7 +117,7 @@ def reference_losses(model: AnytimeLM, inputs: Inputs, hidden: Tensor) -> Tensor
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
 def test_each_word_in_turn_on_the_packed_engine(model_type: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stretto.methods.reconstruction.COPIES", 3)  # several batches of copies
     model, inputs = language_model(model_type), random_inputs([6, 1, 4], side=side, types=uses_types(model_type))
