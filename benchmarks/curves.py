@@ -14,9 +14,9 @@ from typing import Any
 from experiment import Experiment, Set, Timed
 
 from stretto import AdaptiveModel, sweep
-from stretto.budget.sweep import OperatingPoint
 from stretto.data import Dataset
 from stretto.data.tokenise import Encoded
+from stretto.saving.points import OperatingPoint
 
 LOSSES = (0.0, 0.5, 1.0, 2.0)
 NOT_METHODS = ("full", "about", "clock", "search", "pretraining")

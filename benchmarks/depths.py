@@ -27,8 +27,8 @@ from experiment import DEFAULT_SEED, Timed, main
 from transformers import AutoModel, AutoTokenizer
 
 from stretto import AdaptiveModel, sweep
-from stretto.budget.sweep import batches
 from stretto.data import Dataset
+from stretto.data.batches import batches
 
 #: method -> the dials its paper reports: the depths of the table; λ from none to much; an even chance of enough layers.
 REPORTED: dict[str, tuple[float, ...]] = {

@@ -23,8 +23,8 @@ from experiment import main
 
 from stretto import AdaptiveModel
 from stretto.budget.search import SearchSettings, search
-from stretto.budget.sweep import batches
 from stretto.data import Dataset
+from stretto.data.batches import batches
 from stretto.data.tokenise import Encoded
 from stretto.methods.saliency import saliency
 

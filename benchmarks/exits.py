@@ -21,8 +21,9 @@ from typing import Any
 from experiment import Experiment, Set, Timed, main
 
 from stretto import AdaptiveModel, sweep
-from stretto.budget.sweep import OperatingPoint, within_budget
+from stretto.budget.choose import within_cost
 from stretto.methods import METHODS
+from stretto.saving.points import OperatingPoint
 
 BUDGETS = (0.75, 0.5, 0.35)
 NOT_METHODS = ("full", "about", "clock")
@@ -76,7 +77,7 @@ class Exits(Experiment):
             print(self.name, key, json.dumps(self.rows[key]["budgets"]), flush=True)
 
     def row(self, points: list[OperatingPoint]) -> dict[str, Any]:
-        chosen = {str(budget): within_budget(points, budget) for budget in BUDGETS}
+        chosen = {str(budget): within_cost(points, budget) for budget in BUDGETS}
         return {
             "budgets": {budget: point.to_json() for budget, point in chosen.items() if point is not None},
             "sweep": [point.to_json() for point in points],

@@ -26,8 +26,8 @@ from stretto.bench.baselines import GemmLimit, hugging_face, padded_flops
 from stretto.bench.model import packed_contender
 from stretto.bench.timing import Contender, interleaved
 from stretto.bench.timing import Timed as Result
-from stretto.budget.sweep import batches, windows
 from stretto.data import Dataset, load, sample, split_off
+from stretto.data.batches import batches, windows
 from stretto.saving.versions import cpu_name
 from stretto.state import Inputs
 from stretto.tasks import TASKS

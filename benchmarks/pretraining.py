@@ -16,8 +16,8 @@ from curves import Curves, CurveSet
 from experiment import Timed, main
 
 from stretto import AdaptiveModel
-from stretto.budget.sweep import OperatingPoint
 from stretto.methods.alberta import GATED
+from stretto.saving.points import OperatingPoint
 from stretto.training.pretraining import SUMMARY
 
 ROW = "alberta"

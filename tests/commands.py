@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from stretto.cli import app
 from stretto.data import Dataset
+from stretto.saving.points import OperatingPoint
 
 QUICK = ["--num-train-epochs", "1", "--exit-epochs", "1", "--per-device-train-batch-size", "16"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -71,7 +72,7 @@ def save_model(folder: Path) -> Path:
     made = tiny_model("deebert")
     made.dial = 0.97
     made.operating_points = [
-        {"dial": dial, "score": 0.9, "cost": cost, "depth": 4 * cost, "metrics": {"accuracy": 0.9}}
+        OperatingPoint(dial, 0.9, cost, 4 * cost, {"accuracy": 0.9})
         for dial, cost in ((0.0, 1.0), (0.95, 0.6), (1.0, 0.25))
     ]
     made.save_pretrained(folder)

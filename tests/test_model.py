@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2
 
 import stretto
 from stretto import AdaptiveModel, StrettoError
-from stretto.budget.sweep import batches
+from stretto.data.batches import batches
 from stretto.data.tokenise import encode
 from stretto.engine.linear import product
 from stretto.methods import METHODS

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
-    from stretto.budget.sweep import OperatingPoint, sweep
+    from stretto.budget.sweep import sweep
     from stretto.model import AdaptiveModel, Prediction
+    from stretto.saving.points import OperatingPoint
     from stretto.training.run import train
 
 __version__ = "0.1.0"
@@ -20,7 +21,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AdaptiveModel": "stretto.model",
     "Prediction": "stretto.model",
-    "OperatingPoint": "stretto.budget.sweep",
+    "OperatingPoint": "stretto.saving.points",
     "sweep": "stretto.budget.sweep",
     "train": "stretto.training.run",
 }

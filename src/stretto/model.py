@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones import backbone_for
-from stretto.budget.sweep import run_features
-from stretto.data.tokenise import Encoded, mask_id_of, max_length_of
+from stretto.data.batches import windows
+from stretto.data.tokenise import Encoded, Feature, mask_id_of, max_length_of
 from stretto.engine.cost import Cost
 from stretto.engine.decider import Decider
 from stretto.engine.linear import check_dtype
@@ -30,8 +30,9 @@ from stretto.saving.folder import (
     read_folder,
     write_folder,
 )
-from stretto.state import Inputs, Output
-from stretto.tasks import Prediction, Task
+from stretto.saving.points import OperatingPoint
+from stretto.state import Inputs, Output, Trace
+from stretto.tasks import Logits, Prediction, Task
 
 __all__ = ["AdaptiveModel", "Prediction", "Text", "make_config"]
 
@@ -53,7 +54,7 @@ class AdaptiveModel(nn.Module):
         self.backbone = backbone_for(encoder)
         self.max_length = max_length_of(tokenizer, encoder.config)
         self.dial: float = method.dial.off
-        self.operating_points: list[dict[str, Any]] = []
+        self.operating_points: list[OperatingPoint] = []
         self.provenance: dict[str, Any] = {}
         self.reference = ReferenceEngine(self.backbone)
         self._weights = tuple(encoder.parameters())  # listed once: walking the modules takes a millisecond
@@ -160,6 +161,29 @@ class AdaptiveModel(nn.Module):
             inputs.to(self.encoder.device), decider or self.method, dials, batch_size=batch_size, context=context
         )
 
+    def run_features(
+        self, features: Sequence[Feature], dial: float | Tensor | None, batch_size: int, progress: str = "",
+        context: Any = None,
+    ) -> tuple[Logits, Trace]:  # fmt: skip
+        """Logits and trace of all features, in order, several batches at a time. `dial` may be one per feature."""
+        check_batch_size(batch_size)
+        dials = self.dials_of(dial, len(features))
+        logits: list[Tensor] = []
+        traces: list[Trace] = []
+        done, answers_tokens = 0, False
+        for inputs in windows(features, self.tokenizer.pad_token_id, batch_size, progress):
+            count = len(inputs.input_ids)
+            output = self.run(inputs, dials[done : done + count], batch_size=batch_size, context=context)
+            done += count
+            traces.append(output.trace)
+            answers_tokens = output.logits.dim() == 3
+            if answers_tokens:  # [B, T, C]: column = position, so padding is on the right, and is not kept
+                lengths = output.trace.lengths.tolist()
+                logits += [row[:length].clone() for row, length in zip(output.logits, lengths, strict=True)]
+            else:
+                logits.append(output.logits)
+        return logits if answers_tokens else torch.cat(logits), Trace.concatenate(traces)
+
     def dials_of(self, dial: float | Tensor | None, count: int) -> Tensor:
         """[count] the dial of each input: given for each, given for all, or the model's own (None)."""
         dial = self.dial if dial is None else dial
@@ -210,7 +234,7 @@ class AdaptiveModel(nn.Module):
         if not encoded.features:
             return []
         of = torch.tensor(encoded.example_of)
-        logits, trace = run_features(self, encoded.features, dials[of], batch_size)
+        logits, trace = self.run_features(encoded.features, dials[of], batch_size)
         cost = Cost.of(trace, self.backbone).per_example(of, len(encoded.texts))
         return [
             dataclasses.replace(answer, depth=depth, cost=share)

@@ -18,8 +18,8 @@ import stretto.budget.search
 from stretto import AdaptiveModel, StrettoError, sweep
 from stretto.budget.evolution import Lengths, start_population
 from stretto.budget.search import Candidate, Prepared, SearchSettings, evolve, measure_lengths, search
-from stretto.budget.sweep import OperatingPoint
 from stretto.data import by_length, sample
+from stretto.saving.points import OperatingPoint
 
 SMALL = SearchSettings(iterations=3, mutations=4, crossovers=2, population=4)
 
@@ -108,7 +108,7 @@ def test_what_is_found_is_stored_and_loads(reviews: Any, tmp_path: Path) -> None
     assert loaded.method.config == model.method.config
     assert loaded.method.dial.sweep == tuple(point.dial for point in result.points)
     assert sweep(loaded, by_length(reviews), progress=False) == result.points
-    assert [point["dial"] for point in loaded.operating_points] == list(loaded.method.dial.sweep)
+    assert [point.dial for point in loaded.operating_points] == list(loaded.method.dial.sweep)
     assert loaded.dial in loaded.method.dial.sweep
     assert loaded.provenance["search"].startswith(f"{result.iterations[-1].number} iterations, ")
     assert "search" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -235,7 +235,7 @@ def test_search_command(adaptive: Path, tmp_path: Path) -> None:
     assert len(content["iterations"][0]["frontier"][0]["lengths"]) == 4
     assert files[1].read_bytes().startswith(b"\x89PNG")
     saved = AdaptiveModel.from_pretrained(folder)
-    assert [point["dial"] for point in saved.operating_points] == [point["dial"] for point in content["points"]]
+    assert [point.dial for point in saved.operating_points] == [point["dial"] for point in content["points"]]
     assert run("evaluate", folder, data).exit_code == 0
 
     elsewhere = run("search", adaptive, data, *FLAGS, "--output", tmp_path / "other", "--json")

@@ -131,7 +131,7 @@ def test_memory_is_bounded_by_a_few_batches(model: Path, tmp_path: Path, monkeyp
 
     answer = AdaptiveModel.answer
     monkeypatch.setattr("stretto.data.records.read", read)
-    monkeypatch.setattr("stretto.budget.sweep.WINDOW", 3)
+    monkeypatch.setattr("stretto.data.batches.WINDOW", 3)
     monkeypatch.setattr(AdaptiveModel, "answer", lambda *args: events.append("answer") or answer(*args))
     assert run("predict", model, "any", "--batch-size", 1, "--output", tmp_path / "o.jsonl").exit_code == 0
     assert events == ["read"] * 3 + ["answer"] + ["read"] * 3 + ["answer", "read", "answer"]
@@ -154,7 +154,7 @@ def test_a_failure_leaves_what_was_there(
         return answer(*args)
 
     monkeypatch.setattr(AdaptiveModel, "answer", fail_later)
-    monkeypatch.setattr("stretto.budget.sweep.WINDOW", 1)
+    monkeypatch.setattr("stretto.data.batches.WINDOW", 1)
     result = run("predict", model, data, "--output", output, "--batch-size", 4)
     assert result.exit_code == (130 if isinstance(failure, KeyboardInterrupt) else 1)
     assert result.stderr.splitlines()[-1].startswith("interrupted" if result.exit_code == 130 else "error: ")

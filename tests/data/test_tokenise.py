@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, ByT5Tokenizer, PreTrainedTokenizerFast, RobertaConfig, T5Config
 
-from stretto.budget.sweep import batches
 from stretto.data import tokenise as encoding
+from stretto.data.batches import batches
 from stretto.data.tokenise import EncodedDataset, collate, encode, max_length_of
 from stretto.errors import StrettoError
 

@@ -13,9 +13,8 @@ from executed import small_parts
 from scripted import Scripted
 from tiny import random_inputs, tiny_backbone, tiny_model
 
-from stretto.budget import sweep as evaluate
 from stretto.budget.sweep import sweep
-from stretto.data import Dataset
+from stretto.data import Dataset, batches
 from stretto.engine.packed import PackedEngine
 from stretto.engine.parts import Part, cut, merged
 from stretto.engine.run import first_state
@@ -93,7 +92,7 @@ def test_predictions_and_costs_do_not_depend_on_the_batch_size() -> None:
     with torch.no_grad():
         for parameter in model.method.parameters():
             parameter.normal_(std=0.4)
-    texts = ["good film " * (1 + 5 * i % 7) + "bad plot" * (i % 3) for i in range(3 * evaluate.WINDOW + 1)]
+    texts = ["good film " * (1 + 5 * i % 7) + "bad plot" * (i % 3) for i in range(3 * batches.WINDOW + 1)]
     dials = torch.linspace(0, 1, len(texts), dtype=torch.float64)
     expected = model.predict(texts, dials, batch_size=len(texts))
     assert len({answer.depth for answer in expected}) > 1
@@ -107,11 +106,11 @@ def test_predictions_and_costs_do_not_depend_on_the_batch_size() -> None:
 
 def test_windows_hold_whole_batches_and_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     features = [{"input_ids": [1] * length, "attention_mask": [1] * length} for length in (4, 4, 4, 4, 4, 30, 4)]
-    monkeypatch.setattr(evaluate, "WINDOW", 2)
-    assert [len(inputs.input_ids) for inputs in evaluate.windows(features, 0, 2)] == [4, 3]
-    monkeypatch.setattr(evaluate, "WINDOW_TOKENS", 20)  # with the padding, the third batch is too long for company
-    assert [len(inputs.input_ids) for inputs in evaluate.windows(features, 0, 2)] == [4, 2, 1]
-    assert [len(inputs.input_ids) for inputs in evaluate.windows(features, 0, 1)] == [2, 2, 1, 1, 1]
+    monkeypatch.setattr(batches, "WINDOW", 2)
+    assert [len(inputs.input_ids) for inputs in batches.windows(features, 0, 2)] == [4, 3]
+    monkeypatch.setattr(batches, "WINDOW_TOKENS", 20)  # with the padding, the third batch is too long for company
+    assert [len(inputs.input_ids) for inputs in batches.windows(features, 0, 2)] == [4, 2, 1]
+    assert [len(inputs.input_ids) for inputs in batches.windows(features, 0, 1)] == [2, 2, 1, 1, 1]
 
 
 def test_a_run_leaves_nothing_behind() -> None:

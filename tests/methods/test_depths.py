@@ -13,8 +13,8 @@ from sources import jsonl, write
 from tiny import random_inputs, tiny_model, tiny_reviews, tiny_tokenizer
 
 from stretto import AdaptiveModel, StrettoError, train
-from stretto.budget.sweep import batches
 from stretto.data import Dataset
+from stretto.data.batches import batches
 from stretto.data.tokenise import NO_WORD, UNKNOWN_WORD, encode
 from stretto.methods import METHODS, Shape, TrainingBatch
 from stretto.methods.depth_reconstruction import DepthReconstruction
@@ -64,7 +64,7 @@ def test_the_table_is_saved_with_the_model(trained: Path, tmp_path: Path) -> Non
     texts = [text for (text,) in tiny_reviews(8, seed=3).texts]
     for dial in method.dial.sweep[::3]:
         assert again.predict(texts, dial) == model.predict(texts, dial)
-    assert min(point["cost"] for point in model.operating_points) < 1
+    assert min(point.cost for point in model.operating_points) < 1
     other = AdaptiveModel.from_pretrained(trained, "full")  # another method has no use for the table
     assert other.predict(texts) == model.predict(texts, method.dial.off)
 

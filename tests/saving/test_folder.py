@@ -17,6 +17,8 @@ from transformers import AutoModelForMaskedLM
 from stretto import AdaptiveModel, StrettoError
 from stretto.training.pretraining import Summary, pretraining_card
 
+POINT = {"dial": 0.1, "score": None, "cost": 1.0, "depth": 4, "metrics": {}}
+
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
@@ -40,7 +42,7 @@ def test_settings_that_are_not_utf_8(saved: Path) -> None:
 
 def test_a_format_of_the_future(saved: Path) -> None:
     path = saved / "stretto.json"
-    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 99'))
     with pytest.raises(StrettoError, match="format 99"):
         AdaptiveModel.from_pretrained(saved)
 
@@ -53,6 +55,11 @@ def test_a_format_of_the_future(saved: Path) -> None:
         ({"config": []}, r"an object as 'config' of stretto\.json"),
         ({"method": None}, r"a string as 'method' of stretto\.json"),
         ({"points": {}}, r"a list as 'points' of stretto\.json"),
+        ({"points": [3]}, r"a complete stretto\.json .* Copy"),
+        ({"points": [{"dial": 0.1}]}, r"a complete stretto\.json .*an operating point without its score.* Copy"),
+        ({"points": [{**POINT, "cost": "low"}]}, r"a complete stretto\.json .*'low' as the cost .* Copy"),
+        ({"points": [{**POINT, "latency": {}}]}, r"a complete stretto\.json .* Copy"),
+        ({"points": [{**POINT, "certificate": {"p_values": 3}}]}, r"a complete stretto\.json .* Copy"),
         ({"provenance": "none"}, r"an object as 'provenance' of stretto\.json"),
         ({"task": None}, r"an object as 'task' of stretto\.json"),
         ({"task": {"stride": 3}}, r"stretto\.json .* to tell the task, got .*KeyError: 'name'.* Copy"),

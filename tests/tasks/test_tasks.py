@@ -16,7 +16,6 @@ from sklearn import metrics as sklearn_metrics
 from tiny import tiny_model, tiny_questions, tiny_reviews
 from transformers import BertConfig
 
-from stretto.budget.sweep import run_features
 from stretto.errors import StrettoError
 from stretto.tasks import TASKS, Classification, Regression, SequenceTask, Span, Tokens, task_from_config
 from stretto.tasks.metrics import ece
@@ -259,7 +258,7 @@ def test_scores_of_single_examples_have_the_main_metric_as_their_mean() -> None:
     ):
         model = tiny_model("full", task=task)
         encoded = model.encode(data.texts)
-        logits, _ = run_features(model, encoded.features, 0.0, 8)
+        logits, _ = model.run_features(encoded.features, 0.0, 8)
         scores = task.example_scores(logits, encoded, data.labels)
         assert scores is not None and scores.shape == (24,)
         assert float(scores.mean()) == pytest.approx(task.scores(logits, encoded, data.labels)[task.main_metric])

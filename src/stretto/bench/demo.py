@@ -17,8 +17,9 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from stretto.bench.model import bench_model, budget_dials, gains_by_dial
-from stretto.budget.sweep import OperatingPoint, sweep
+from stretto.bench.model import bench_model, gains_by_dial
+from stretto.budget.choose import dials_to_show
+from stretto.budget.sweep import sweep
 from stretto.data import Columns, Dataset, load, sample, split_off
 from stretto.data.records import GUESS
 from stretto.errors import StrettoError
@@ -26,6 +27,7 @@ from stretto.methods import METHODS
 from stretto.model import AdaptiveModel
 from stretto.saving.files import write_json, write_text, writing
 from stretto.saving.folder import quiet_transformers
+from stretto.saving.points import OperatingPoint
 from stretto.saving.same_run import hold_to
 from stretto.saving.versions import cpu_name, versions
 from stretto.tasks import TASKS, LabelPrediction
@@ -104,7 +106,8 @@ def run_demo(demo: Demo, output: str | Path, *, progress: bool = True, tell: Tel
     tell("3/5  Measuring on the test texts: score, cost and depth")
     points = sweep(model, parts.test, progress=progress)
     tell("4/5  Measuring time against the full model and against Hugging Face")
-    dials = [dial for dial in budget_dials(model) if dial != model.method.dial.off]
+    shown = dials_to_show(model.operating_points, model.dial)
+    dials = [dial for dial in shown if dial != model.method.dial.off]
     gains = bench_model(model, parts.test.texts, dials, CLOCKED, demo.rounds, demo.seed, progress=progress)
     rows = table(model, points, gains, dials)
     show_table(rows, table_formats(model), title=f"\n{model.task.main_metric} and time on {len(parts.test)} test texts")

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from stretto.bench.baselines import hugging_face, padded_flops
 from stretto.bench.timing import Contender, interleaved
-from stretto.budget.sweep import OperatingPoint, batches, windows, within_budget
+from stretto.data.batches import batches, windows
 from stretto.data.tokenise import Feature
 from stretto.engine.cost import Cost
 from stretto.errors import StrettoError
@@ -28,7 +28,6 @@ from stretto.model import AdaptiveModel
 from stretto.state import Inputs, Trace
 
 BATCH_SIZES = (1, 8, 32)
-BUDGETS = (0.75, 0.5, 0.35)
 SEQUENCES = 96
 
 
@@ -118,15 +117,6 @@ def full_method(model: AdaptiveModel) -> Method:
     full = METHODS["full"]
     backbone = model.backbone
     return full(full.Config(), Shape(backbone.d, backbone.n_layers, backbone.n_labels), model.task).eval()
-
-
-def budget_dials(model: AdaptiveModel) -> list[float]:
-    """The model's own dial, and those of its operating points that meet the budgets (by cost alone); dearest first."""
-    points = [OperatingPoint(**point) for point in model.operating_points]
-    affordable = [within_budget(points, budget) for budget in BUDGETS]
-    chosen = {model.dial, *(point.dial for point in affordable if point is not None)}
-    cost = {point.dial: point.cost for point in points}
-    return sorted(chosen, key=lambda dial: cost.get(dial, 1.0), reverse=True)
 
 
 def gains_by_dial(rows: Sequence[dict[str, Any]]) -> dict[float | None, dict[int, dict[str, Any]]]:

@@ -14,7 +14,6 @@ import torch
 from tqdm.auto import tqdm
 
 from stretto.budget.evolution import pareto_frontier
-from stretto.budget.sweep import run_features
 from stretto.data.tokenise import Encoded, collate
 from stretto.engine.cost import Cost
 from stretto.errors import StrettoError
@@ -64,7 +63,7 @@ def set_frontier(model: AdaptiveModel, dev: Encoded, *, texts: int = TEXTS, prog
     teacher = None
     for first, second in tqdm(grid, desc="combining dials", disable=not progress, leave=False):
         method.set_frontier([0.5], [[first, second]])  # the cheaper of two points
-        logits, trace = run_features(model, features, 0.5, batch_size=32)
+        logits, trace = model.run_features(features, 0.5, batch_size=32)
         answers = torch.nn.utils.rnn.pad_sequence(list(logits), batch_first=True)
         teacher = answers if teacher is None else teacher  # the first pair is (off, off)
         divergence = model.task.distillation(answers, teacher, labels).mean()

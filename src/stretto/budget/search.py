@@ -29,15 +29,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
+from stretto.budget.choose import within_loss
 from stretto.budget.evolution import Lengths, area, constant_ratio, offspring, pareto_frontier, start_population
-from stretto.budget.sweep import OperatingPoint, cheapest_within, sweep
+from stretto.budget.sweep import sweep
 from stretto.data import Dataset, by_length, sample
 from stretto.data.tokenise import Encoded
 from stretto.errors import StrettoError
 from stretto.methods.length_adaptive import FixedLengths, LengthAdaptive
+from stretto.saving.digests import dataset_digest, weights_digest
 from stretto.saving.folder import check_place
-from stretto.saving.journal import Journal, dataset_digest, weights_digest
+from stretto.saving.journal import Journal
 from stretto.saving.place import locked
+from stretto.saving.points import OperatingPoint
 from stretto.saving.same_run import digest
 
 if TYPE_CHECKING:
@@ -154,7 +157,7 @@ def search(
 
         def evaluate(lengths: Lengths) -> Candidate:
             found = journal.get(lengths)
-            point = measure_lengths(model, prepared, lengths) if found is None else OperatingPoint(**found)
+            point = measure_lengths(model, prepared, lengths) if found is None else OperatingPoint.from_json(found)
             if found is None:
                 journal.add(lengths, point.to_json())
             bar.update()
@@ -272,8 +275,8 @@ def adopt(model: AdaptiveModel, full: Candidate, found: list[Candidate]) -> list
     )
     model.method = LengthAdaptive(config, method.shape, method.task).eval()
     points = [dataclasses.replace(full.point, dial=model.method.dial.off), *(each.point for each in frontier)]
-    model.operating_points = [point.to_json() for point in points]
-    model.dial = cheapest_within(points).dial
+    model.operating_points = points
+    model.dial = within_loss(points).dial
     return points
 
 

@@ -86,7 +86,8 @@ def model(
     json: Json = None,
 ) -> None:
     """Measure a model's gain in time against the full model, packed and as Hugging Face runs it."""
-    from stretto.bench.model import bench_model, budget_dials
+    from stretto.bench.model import bench_model
+    from stretto.budget.choose import dials_to_show
     from stretto.data import Columns, load
     from stretto.saving.versions import cpu_name, versions
     from stretto.view.tables import show_table
@@ -95,7 +96,7 @@ def model(
     loaded = open_model(model, dtype)
     texts = load(data, task=loaded.task, columns=Columns(text, text_b), split=split, labelled=False).texts
     say_cut(loaded.encode(texts).truncated, len(texts), loaded)
-    wanted = budget_dials(loaded) if dials is None else numbers(dials, "--dials")
+    wanted = numbers(dials, "--dials") if dials else dials_to_show(loaded.operating_points, loaded.dial)
     rows = bench_model(
         loaded, texts, wanted, sizes, rounds, seed, sequences=sequences, stream=stream, progress=on_terminal()
     )

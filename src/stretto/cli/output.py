@@ -18,8 +18,8 @@ from stretto.saving.files import write_errors
 from stretto.training.processes import is_main_process
 
 if TYPE_CHECKING:
-    from stretto.budget.sweep import OperatingPoint
     from stretto.model import AdaptiveModel
+    from stretto.saving.points import OperatingPoint
 
 STDOUT = "-"
 

@@ -58,7 +58,7 @@ def predict(
     """Answer texts, in the order they come.
 
     Each answer has a label (tags and entities; a part of the context), its score, the depth it took and its cost."""
-    from stretto.budget.sweep import WINDOW
+    from stretto.data.batches import WINDOW
     from stretto.data.records import Columns, read
 
     if output is not None:

@@ -177,14 +177,14 @@ def read_texts(source: str, column: str | None, split: str | None) -> Dataset:
 def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: Dataset, work: Path) -> Any:
     """The tokenizer named, or one learned from the texts (perhaps by the run that is gone on with, in `work`)."""
     from stretto.data.wordpiece import train_tokenizer
+    from stretto.saving.digests import dataset_digest
     from stretto.saving.files import replacing_folder
     from stretto.saving.folder import load_tokenizer
-    from stretto.saving.journal import dataset_digest
 
     if name is not None:
         return load_tokenizer(name)
     assert vocab_size is not None
-    learned = work / f"tokenizer-{vocab_size}{'-cased' if cased else ''}-{dataset_digest(data):08x}"
+    learned = work / f"tokenizer-{vocab_size}{'-cased' if cased else ''}-{dataset_digest(data)}"
     if not learned.is_dir():
         say(f"learning a tokenizer from {len(data)} texts")
         with replacing_folder(learned) as temporary:

@@ -287,10 +287,9 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def show_result(run: Run, model: AdaptiveModel) -> None:
-    from stretto.budget.sweep import OperatingPoint
     from stretto.view.tables import show_table
 
-    points = [OperatingPoint(**point) for point in model.operating_points]
+    points = model.operating_points
     rows = point_rows(worth_showing(points, model.dial), model.dial)
     show_table(rows, point_formats(points), title=f"Operating points on the dev data ({len(rows)} of {len(points)})")
     chosen = next(point for point in points if point.dial == model.dial)

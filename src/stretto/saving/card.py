@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def model_card(folder: Folder, config: Any, task: Task) -> str:
     """Markdown with the metadata block the hub reads."""
     points = "\n".join(
-        f"| {p['dial']:g} | {p['score']:.4f} | {p['cost']:.3f} | {p['depth']:.2f} |"
+        f"| {p.dial:g} | {p.score:.4f} | {p.cost:.3f} | {p.depth:.2f} |"
         for p in folder.points[:: max(len(folder.points) // 10, 1)]
     )
     table = (

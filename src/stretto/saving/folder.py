@@ -27,10 +27,11 @@ from stretto.backbones import BACKBONES, register_architectures
 from stretto.errors import StrettoError
 from stretto.saving.card import model_card
 from stretto.saving.files import replacing_folder, write_json, write_tensors, write_text
+from stretto.saving.migrations import FORMAT, to_current
+from stretto.saving.points import OperatingPoint
 from stretto.saving.trust import NO_CODE, check_name, find, refuse_code
 from stretto.tasks import Task, task_from_config
 
-FORMAT = 1
 #: Any one of these makes a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 SETTINGS, WEIGHTS = "stretto.json", "stretto.safetensors"
@@ -52,11 +53,16 @@ class Folder:
     method: str
     config: dict[str, Any]
     dial: float
-    points: list[dict[str, Any]]
+    points: list[OperatingPoint]
     provenance: dict[str, Any]
     task: dict[str, Any] = field(default_factory=dict)  # its name and settings; empty: as config.json tells
     format: int = FORMAT
     weights: str | None = None  # where stretto.safetensors is; not written
+
+    def to_json(self) -> dict[str, Any]:
+        """What stretto.json holds."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "weights"}
+        return {**fields, "points": [point.to_json() for point in self.points]}
 
     def load_weights(self, module: nn.Module, prefix: str = "", *, new_labels: bool = False) -> None:
         """Put the saved weights, or those under `prefix`, into a freshly built method or part of one.
@@ -83,19 +89,15 @@ def read_folder(name_or_path: str) -> Folder | None:
         return None
     try:
         settings = json.loads(Path(path).read_text(encoding="utf-8"))
-        version = settings["format"]
-        if version != FORMAT:
-            raise StrettoError(
-                f"Expected {SETTINGS} of format {FORMAT}, got format {version} in '{name_or_path}'. "
-                "Use the version of stretto that wrote it."
-            )
         for name, (kind, words) in FIELDS.items():
             if name in settings and not isinstance(settings[name], kind):
                 raise StrettoError(
                     f"Expected {words} as '{name}' of {SETTINGS} in '{name_or_path}', got {settings[name]!r:.60}. "
                     "Copy the folder again."
                 )
-        return Folder(**settings, weights=find(name_or_path, WEIGHTS))
+        current = to_current(settings)
+        current["points"] = [OperatingPoint.from_json(point) for point in current["points"]]
+        return Folder(**current, weights=find(name_or_path, WEIGHTS))
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise StrettoError(
             f"Expected a complete {SETTINGS} in '{name_or_path}', got a damaged one ({error!r}). Copy the folder again."
@@ -245,4 +247,4 @@ def write_folder(path: Path, folder: Folder, encoder: Any, tokenizer: Any, metho
 def write_method(path: Path, folder: Folder, method: nn.Module) -> None:
     """What stretto adds to a Hugging Face folder."""
     write_tensors(path / WEIGHTS, method.state_dict())
-    write_json(path / SETTINGS, {k: v for k, v in dataclasses.asdict(folder).items() if k != "weights"})
+    write_json(path / SETTINGS, folder.to_json())

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import zlib
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
-
-from torch import nn
+from typing import IO, Any
 
 from stretto.saving.files import write_errors, writing
 from stretto.saving.same_run import check_same, unreadable
-
-if TYPE_CHECKING:
-    from stretto.data import Dataset
 
 #: In the folder of a journal.
 FILE = "state.jsonl"
@@ -80,16 +74,3 @@ class Journal:
 
 def _line(content: Any) -> str:
     return json.dumps(content) + "\n"
-
-
-def weights_digest(module: nn.Module) -> int:
-    """A number that tells other weights apart."""
-    number = 0
-    for name, tensor in sorted(module.state_dict().items()):
-        number = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), zlib.crc32(name.encode(), number))
-    return number
-
-
-def dataset_digest(data: Dataset) -> int:
-    """A number that tells other texts, labels or another order apart."""
-    return zlib.crc32(repr((data.texts, data.labels)).encode())

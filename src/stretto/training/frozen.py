@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.budget.sweep import batches
+from stretto.data.batches import batches
 from stretto.data.tokenise import EncodedDataset, as_tensor
 from stretto.engine.decider import Decider
 from stretto.engine.replay import record

@@ -16,7 +16,7 @@ from stretto.data.tokenise import Encoded
 from stretto.errors import StrettoError
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
-from stretto.saving.journal import dataset_digest
+from stretto.saving.digests import dataset_digest
 from stretto.saving.same_run import digest, hold_to
 from stretto.training.processes import is_main_process
 

@@ -36,9 +36,9 @@ from stretto.errors import StrettoError
 from stretto.methods import METHODS, Method, Shape
 from stretto.methods.alberta import GATED
 from stretto.model import make_config
+from stretto.saving.digests import dataset_digest
 from stretto.saving.files import replacing_folder, write_errors, write_json, write_text
 from stretto.saving.folder import Folder, quiet_transformers, write_method
-from stretto.saving.journal import dataset_digest
 from stretto.saving.place import locked
 from stretto.saving.same_run import digest, hold_to
 from stretto.saving.versions import versions

@@ -21,8 +21,9 @@ from transformers import PrinterCallback, ProgressCallback, TrainingArguments, s
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from stretto.backbones import Backbone
+from stretto.budget.choose import default_point
 from stretto.budget.frontier import set_frontier
-from stretto.budget.sweep import cheapest_within, sweep
+from stretto.budget.sweep import sweep
 from stretto.data import Dataset, load
 from stretto.data.tokenise import Encoded, EncodedDataset, collate
 from stretto.errors import StrettoError
@@ -104,11 +105,8 @@ def train_stages(
     if isinstance(model.method, Combined):
         set_frontier(model, encoded["dev"], progress=progress)
     if is_main_process():
-        points = sweep(model, dev_data, progress=progress, encoded=encoded["dev"])
-        model.operating_points = [point.to_json() for point in points]
-        trained = model.method.dial.trained
-        first = 0 if trained is None else model.method.dial.sweep.index(trained)
-        model.dial = cheapest_within(points[first:]).dial
+        model.operating_points = sweep(model, dev_data, progress=progress, encoded=encoded["dev"])
+        model.dial = default_point(model.operating_points, model.method.dial).dial
         model.provenance = plan.provenance()
         model.save_pretrained(output)
         for finished in work.glob("[0-9]-*"):

@@ -7,13 +7,11 @@ from typing import Any
 import torch
 from transformers import EvalPrediction, Trainer
 
+from stretto.budget.choose import saving
 from stretto.budget.sweep import sweep
 from stretto.data import Dataset
 from stretto.data.tokenise import Encoded
 from stretto.model import AdaptiveModel
-
-#: What a checkpoint chosen for its saving may lose of the dev score.
-SAVING_LOSS = 0.01
 
 
 class StageTrainer(Trainer):
@@ -76,12 +74,6 @@ class StageTrainer(Trainer):
         model = self.model.model.eval()
         points = sweep(model, self.dev_data, dials, progress=False, encoded=self.dev_encoded)
         return sum(p.score for p in points) / len(points), sum(p.cost for p in points) / len(points)
-
-
-def saving(score: float, cost: float, start_score: float) -> float:
-    """Higher is better: among scores at most `SAVING_LOSS` below the start the cheapest, else the best score."""
-    loss = start_score - score
-    return 1 - cost if loss <= SAVING_LOSS else -loss
 
 
 def mean_score(model: AdaptiveModel, encoded: Encoded, prediction: EvalPrediction) -> float:

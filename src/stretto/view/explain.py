@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.budget.sweep import batches
+from stretto.data.batches import batches
 from stretto.data.tokenise import Encoded, Origin
 from stretto.engine.decider import Decider, OwnHead, Silent, ask
 from stretto.model import AdaptiveModel, Text

@@ -12,7 +12,7 @@ from stretto.saving.files import replacing_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from stretto.budget.sweep import OperatingPoint
+    from stretto.saving.points import OperatingPoint
 
 #: Okabe and Ito's colours, told apart by everyone; markers differ too, for print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from stretto.budget.sweep import batches
+from stretto.data.batches import batches
 from stretto.data.columns import whole_text, word_or_number
 from stretto.data.records import Record
 from stretto.data.sources import open_table

@@ -1,0 +1,48 @@
+"""Choosing among operating points: the one place where a dial, or a checkpoint, is preferred to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stretto.methods.base import Dial
+from stretto.saving.points import OperatingPoint
+
+#: How many points of dev score the default dial may give up against the full model.
+DEFAULT_LOSS = 0.5
+#: What a checkpoint chosen for its saving may lose of the dev score.
+SAVING_LOSS = 0.01
+#: Costs that a table of dials shows.
+COSTS = (0.75, 0.5, 0.35)
+
+
+def within_cost(points: Sequence[OperatingPoint], cost: float) -> OperatingPoint | None:
+    """The most expensive point that costs at most this, or None. Looks at costs only, never at scores."""
+    affordable = [point for point in points if point.cost <= cost]
+    return max(affordable, key=lambda point: point.cost, default=None)
+
+
+def within_loss(points: Sequence[OperatingPoint], loss: float = DEFAULT_LOSS) -> OperatingPoint:
+    """The cheapest point at most `loss` points (of 100) below the first, which is the full model."""
+    good = [point for point in points if 100 * point.score >= 100 * points[0].score - loss]
+    return min(good, key=lambda point: point.cost)
+
+
+def default_point(points: Sequence[OperatingPoint], dial: Dial) -> OperatingPoint:
+    """The default of a model just trained. Where off was not trained, points are compared with what was."""
+    first = 0 if dial.trained is None else dial.sweep.index(dial.trained)
+    return within_loss(points[first:])
+
+
+def dials_to_show(points: Sequence[OperatingPoint], default: float, costs: Sequence[float] = COSTS) -> list[float]:
+    """The default dial and those that meet some costs; the most expensive first."""
+    affordable = [within_cost(points, cost) for cost in costs]
+    chosen = {default, *(point.dial for point in affordable if point is not None)}
+    cost = {point.dial: point.cost for point in points}
+    return sorted(chosen, key=lambda dial: cost.get(dial, 1.0), reverse=True)
+
+
+def saving(score: float, cost: float, start_score: float) -> float:
+    """The rank of a checkpoint, higher is better: among scores at most `SAVING_LOSS` below the start the cheapest,
+    else the best score."""
+    loss = start_score - score
+    return 1 - cost if loss <= SAVING_LOSS else -loss

@@ -1,0 +1,52 @@
+"""Folders of earlier formats: what their stretto.json says, as today's format has it.
+
+A change that would make a saved folder answer differently goes here. If the layout of stretto.json changes, raise
+`FORMAT` and add a step. If only the default of a method's setting changes, or a new setting has a default that is not
+what the method did before, name in `EARLIER_SETTINGS` what folders stood for that do not mention it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stretto.errors import StrettoError
+
+FORMAT = 2
+
+Settings = dict[str, Any]
+
+#: Format -> method -> setting -> value: a folder of this format, or of an earlier one, that does not name the setting
+#: means this value.
+EARLIER_SETTINGS: dict[int, dict[str, dict[str, Any]]] = {1: {}}
+
+
+def to_current(settings: Settings) -> Settings:
+    """What a stretto.json of any known format says, as one of today's."""
+    version = settings["format"]
+    if version not in range(1, FORMAT + 1):
+        raise StrettoError(
+            f"Expected a stretto.json of format {FORMAT} or earlier, got format {version!r:.20}. "
+            "Use the version of stretto that wrote it, or a newer one."
+        )
+    for number in range(version, FORMAT):
+        settings = STEPS[number](settings)
+    return {**settings, "format": FORMAT, "config": {**earlier(version, settings["method"]), **settings["config"]}}
+
+
+def earlier(version: int, method: str) -> dict[str, Any]:
+    """What the settings of a method meant, that a folder of this format does not name."""
+    meant: dict[str, Any] = {}
+    for number in sorted(EARLIER_SETTINGS, reverse=True):
+        if version <= number:
+            meant |= EARLIER_SETTINGS[number].get(method, {})
+    return meant
+
+
+def count_examples(settings: Settings) -> Settings:
+    """1 → 2: operating points say on how many examples they were measured; of format 1 the training does."""
+    count = settings.get("provenance", {}).get("dev examples", 0)
+    return {**settings, "points": [{**point, "n": count} for point in settings["points"]]}
+
+
+STEPS: dict[int, Callable[[Settings], Settings]] = {1: count_examples}

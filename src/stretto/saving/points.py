@@ -1,0 +1,123 @@
+"""Operating points: a dial with what it was measured to give, by name if it is a budget, certified if it is guaranteed.
+
+A model folder keeps them as a list: those along the dial, without names, and the budgets that `stretto calibrate` has
+found. Which point to use is chosen in `stretto.budget.choose`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from stretto.errors import StrettoError
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long a batch takes, where it was measured."""
+
+    milliseconds: float
+    batch: int
+    percentile: float
+    cpu: str
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A guarantee: with this `confidence`, `loss` is on average at most `risk` on data like the calibration data."""
+
+    loss: str
+    """What is bounded, per example and in [0, 1], such as 'right answers lost'."""
+    risk: float
+    """What was allowed."""
+    confidence: float
+    measured: float
+    """The average loss on the calibration data."""
+    p_values: tuple[tuple[float, float], ...]
+    """Dials and their p-values in the order of the tests, which is fixed before the data are seen."""
+    seed: int
+    """Of the sample, if the calibration data are a part of more."""
+    versions: dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """A dial with what it was measured to give."""
+
+    dial: float
+    score: float
+    """The task's main metric, in [0, 1] (correlations in [-1, 1]). NaN: not measured, for want of labels."""
+    cost: float
+    """Fraction of the full model's FLOPs, deciders included."""
+    depth: float
+    """Average number of layers run."""
+    metrics: dict[str, float]
+    name: str = ""
+    """The name of a budget."""
+    dials: tuple[float, ...] = ()
+    """Of a composed method: the dial of each part."""
+    n: int = 0
+    """Examples it was measured on; 0 if that is not known."""
+    data: str = ""
+    """Hash of these examples (`saving.digests`)."""
+    dtype: str = "float32"
+    """What the model computed in."""
+    latency: Latency | None = None
+    certificate: Certificate | None = None
+    """None: an estimate, nothing is guaranteed."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What JSON can hold; fields that say nothing are left out."""
+        empty = {each.name: each.default for each in dataclasses.fields(self) if each.name not in REQUIRED}
+        content = {name: value for name, value in dataclasses.asdict(self).items() if value != empty.get(name, NOTHING)}
+        return {**content, "score": None if math.isnan(self.score) else self.score}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> OperatingPoint:
+        """The inverse; a TypeError names what does not fit."""
+        for name in REQUIRED:
+            if name not in content:
+                raise TypeError(f"an operating point without its {name}")
+            kind: Any = {"metrics": Mapping, "score": Real | None}.get(name, Real)
+            if not isinstance(content[name], kind):
+                raise TypeError(f"{content[name]!r:.40} as the {name} of an operating point")
+        latency, certificate = content.get("latency"), content.get("certificate")
+        given = {
+            **content,
+            "score": math.nan if content["score"] is None else content["score"],
+            "metrics": dict(content["metrics"]),
+            "dials": tuple(content.get("dials", ())),
+            "latency": None if latency is None else Latency(**latency),
+            "certificate": None if certificate is None else certificate_from_json(certificate),
+        }
+        return cls(**given)
+
+
+REQUIRED = ("dial", "score", "cost", "depth", "metrics")
+NOTHING = object()
+
+
+def certificate_from_json(content: Mapping[str, Any]) -> Certificate:
+    return Certificate(**{**content, "p_values": tuple((dial, p) for dial, p in content["p_values"])})
+
+
+def budget_named(points: Sequence[OperatingPoint], name: str, dtype: str) -> OperatingPoint:
+    """The budget of this name for a model that computes in `dtype`: what was measured in another does not hold."""
+    named = [point for point in points if point.name]
+    for point in named:
+        if (point.name, point.dtype) == (name, dtype):
+            return point
+    if others := sorted({point.dtype for point in named if point.name == name}):
+        raise StrettoError(
+            f"Expected a budget '{name}' for {dtype}, got one for {', '.join(others)}. "
+            f"Use it with that dtype, or calibrate again with --dtype {dtype}."
+        )
+    known = ", ".join(f"'{each}'" for each in dict.fromkeys(point.name for point in named)) or "no budgets at all"
+    raise StrettoError(
+        f"Expected the name of a budget that the model has ({known}), got '{name:.60}'. "
+        "`stretto calibrate` adds budgets."
+    )
