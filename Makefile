@@ -1,6 +1,6 @@
 # make demo    the whole job on an example
 # make test    what CI runs: lint, format, types, tests
-# make bench   the engine benchmark (tens of minutes; goes on where it stopped)
+# make bench   the engine benchmark (tens of minutes; resumes after a stop)
 # make lint    lint, format and types only
 # make venv    the pinned environment in .venv
 # make clean   remove what was built or cached (keeps .venv and demo-output)

@@ -15,7 +15,6 @@ random model or a small dataset in it, and a local folder wins over the hub.
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import re
 import shlex
@@ -36,10 +35,11 @@ from tiny import tiny_encoder, tiny_model, tiny_questions, tiny_reviews, tiny_ta
 from typer.testing import CliRunner
 
 from stretto import train
+from stretto.bench.report.pages import Pages
 from stretto.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCED = (
@@ -211,64 +211,8 @@ def test_every_page_is_reachable_from_the_readme() -> None:
     assert set(PAGES) <= seen
 
 
-def test_generated_blocks_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    report = importlib.import_module("report")
-    assert report.stale_files() == [], "Run: python benchmarks/report.py"
-
-
-def point(dial: float, score: float, cost: float) -> dict[str, float]:
-    return {"dial": dial, "score": score, "cost": cost, "depth": 12 * cost}
-
-
-def test_report_takes_results_as_far_as_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    report, results, pareto = map(importlib.import_module, ("report", "exit_results", "pareto"))
-    for module in (report, results):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
-    assert "Not measured yet." in results.readme_results() + report.target_table()
-
-    about = {"encoder": "gte-small", "test_examples": 9, "seed": 1, "command": "again"}
-    about |= dict.fromkeys(("stretto", "torch", "transformers"), "1.0")
-    curve = [point(0, 0.91, 1.01), point(0.2, 0.905, 0.4), point(0.9, 0.6, 0.1)]
-    gains = {"flops_gain": 2.5, "time_gain": 2.0, "time_gain_vs_huggingface": 3.0, "tracking": 0.8}
-    rows: dict[str, Any] = {
-        "about": about | {"set": "trec", "main_metric": "accuracy"},
-        "full": [point(0, 0.91, 1)],
-        "deebert": {"budgets": {"0.75": curve[1], "0.5": curve[1]}, "sweep": curve},
-        "deebert-cls": {"budgets": {}, "sweep": curve[:1]},
-        "static_depth-3": {"budgets": {"0.5": point(3, 0.7, 0.25)}, "sweep": [point(12, 0.5, 1), point(3, 0.7, 0.25)]},
-        "static_depth-6": {"budgets": {"0.5": point(6, 0.8, 0.49)}, "sweep": [point(12, 0.5, 1), point(6, 0.8, 0.49)]},
-        "clock": {
-            "sequences": 9,
-            "rounds": 5,
-            "threads": 2,
-            "methods": {"deebert": {"0.5": {"1": gains, "32": gains}}},
-        },
-    }
-    (tmp_path / "exits-gte-small-trec.json").write_text(json.dumps(rows))
-    plain = {"about": about | {"set": "stsb", "main_metric": "pearson"}, "full": [point(0, 0.88, 1)]}
-    (tmp_path / "exits-gte-small-stsb.json").write_text(json.dumps(plain))
-
-    table = results.readme_results()
-    assert "| deebert | 90.5 @ 0.40 |  |" in table  # not for regression
-    assert "| static_depth | 80.0 @ 0.49 | – |" in table  # the deeper of two that fit; none yet
-    assert "run 2.0–2.0 times as fast as the full model" in table
-    assert "| deebert | 0.5 | 90.50 | 0.400 | 4.80 | 0.2 | 2.00 / – / 2.00 / – |" in results.set_tables()
-    assert "| deebert (cls) | 91.00 @ 1.01 |" in results.cheapest_table()
-    assert "batch 32: 0 of 1 rows" in results.tracking_note()
-    assert "add 1.0 to 1.0 %" in results.tracking_note()
-    panels = pareto.exit_panels()
-    pareto.draw(panels, tmp_path / "plot.png")
-    assert pareto.drawn_digest(tmp_path / "plot.png") == pareto.digest(panels)
-
-    cells = [{"contender": "full", "vs": {"hf_padded": 1.5, "gemm": 0.5}, "tracking": None}]
-    group = {"shape": "bert-base", "mix": "ag_news", "batch": 8, "dtype": "float32", "cells": cells}
-    engine = {"rounds": 9, "threads": 2, "cpu": "some", "versions": {"torch": "2"}, "groups": [group]}
-    (tmp_path / "engine.json").write_text(json.dumps(engine))
-    assert "1.50 (≥ 1.25: reached)" in report.target_table()
-    assert "2.00 (≤ 1.3: missed by 53.8 %)" in report.target_table()
-    assert "| bert-base | ag_news | 8 | float32 | 1.50 |" in report.engine_table()
+def test_generated_blocks_are_up_to_date() -> None:
+    assert Pages(ROOT).stale() == [], "Run: stretto bench report"
 
 
 def test_no_path_of_some_machine() -> None:

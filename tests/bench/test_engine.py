@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import random
 import statistics
 from pathlib import Path
@@ -17,11 +15,12 @@ from stretto.backbones import backbone_for
 from stretto.backbones.spec import LayerMacs
 from stretto.bench import engine as bench
 from stretto.bench.baselines import GemmLimit, OnnxRuntime, hugging_face
-from stretto.bench.engine import bench_engine, engine_table, engine_targets
+from stretto.bench.engine import bench_engine
 from stretto.bench.pool import MIXES, SHAPES, Pool, random_model
-from stretto.bench.report import TARGETS, Target
+from stretto.bench.report.engine import cells, engine_table
+from stretto.bench.results import FULL, HF, HF_SORTED, Results
 from stretto.bench.script import ScriptedDrop, ScriptedExit, drop_schedule, scheduled_flops
-from stretto.bench.timing import Contender, interleaved, shuffled
+from stretto.bench.timing import Contender, Timed, interleaved, ratio, shuffled
 from stretto.deploy.onnx import require_onnx
 from stretto.engine.cost import flops, full_flops
 from stretto.engine.packed import PackedEngine
@@ -42,10 +41,10 @@ PACKED = ["full", "drop_2x", "drop_4x", "drop_10x", "exit"]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     path = tmp_path_factory.mktemp("bench") / "new" / "engine.json"
     found = bench_engine(path, mixes=("sst", "ag_news"), **QUICK)
-    assert json.loads(path.read_text()) == found
+    assert Results.load(path).rows == found.rows
     assert [file.name for file in path.parent.iterdir()] == ["engine.json"]
     return found
 
@@ -58,46 +57,55 @@ def one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-def test_results_say_where_they_come_from(results: dict[str, Any]) -> None:
-    assert (results["seed"], results["rounds"], results["threads"], results["onnx"]) == (0, 2, 1, False)
-    assert {"torch", "transformers", "onnxruntime", "stretto"} <= set(results["versions"])
-    assert results["cpu"]
-    assert results["date"].startswith("20")
+def test_results_say_where_they_come_from(results: Results) -> None:
+    for row in results.rows:
+        assert row.seed == 0
+        assert {"torch", "transformers", "stretto"} <= set(row.versions)
+        for clock in row.clock:
+            assert clock.threads == 1
+            assert clock.cpu
+            assert clock.date is not None and clock.date.startswith("20")
+            assert clock.statistic == "median of ratios"
 
 
-def test_every_combination_has_every_contender(results: dict[str, Any]) -> None:
-    keys = [(g["mix"], g["batch"], g["dtype"]) for g in results["groups"]]
-    assert keys == [(m, b, d) for m in ("sst", "ag_news") for b in (1, 2) for d in ("float32", "int8")]
-    for group in results["groups"]:
-        names = [cell["contender"] for cell in group["cells"]]
-        sorted_too = ["hf_sorted"] if group["batch"] > 1 else []
-        assert names == ["hf_padded", *sorted_too, "gemm", *PACKED]
-        assert set(group["left_out"]) == {"onnx"} | ({"hf_sorted"} - set(sorted_too))
-        assert group["rounds"] == (2 if group["mix"] == "ag_news" else 1)
-        assert group["tokens"] <= group["padded_tokens"]
+def test_every_combination_has_every_contender(results: Results) -> None:
+    found = cells(results.rows)
+    assert [key[1:] for key in found] == [
+        (mix, batch, dtype) for mix in ("sst", "ag_news") for batch in (1, 2) for dtype in ("float32", "int8")
+    ]
+    for (_, mix, batch, _), contenders in found.items():
+        assert set(contenders) == {HF, *([HF_SORTED] if batch > 1 else []), "gemm", *PACKED}
+        for _, clock in contenders.values():
+            assert clock.rounds == (2 if mix == "ag_news" else 1)
+            assert clock.tokens is not None and clock.padded_tokens is not None
+            assert clock.tokens <= clock.padded_tokens
 
 
-def test_cells_hold_consistent_ratios(results: dict[str, Any]) -> None:
-    for group in results["groups"]:
-        cells = {cell["contender"]: cell for cell in group["cells"]}
-        full = cells["full"]
-        for name, cell in cells.items():
-            assert 0 < cell["fastest"] <= cell["seconds"] <= cell["slowest"]
-            assert name not in cell["vs"]
-            for baseline, faster in cell["vs"].items():
-                assert faster == pytest.approx(cells[baseline]["seconds"] / cell["seconds"])
-            assert cell["flops_ratio"] == pytest.approx(full["gflop"] / cell["gflop"], rel=0.02)
-            if name in PACKED[1:]:
-                assert cell["tracking"] == pytest.approx(
-                    full["seconds"] / cell["seconds"] / cell["flops_ratio"], rel=1e-3
-                )
-            else:
-                assert cell["tracking"] is None
-        assert full["flops_ratio"] == 1
-        assert cells["hf_padded"]["flops_ratio"] <= 1
-        assert cells["gemm"]["flops_ratio"] > 1
-        for factor in (2, 4, 10) if group["mix"] == "ag_news" else (2, 4):
-            assert cells[f"drop_{factor}x"]["flops_ratio"] == pytest.approx(factor, rel=0.03)
+def test_clocks_hold_consistent_ratios(results: Results) -> None:
+    for (_, mix, _, _), found in cells(results.rows).items():
+        clocks = {name: clock for name, (_, clock) in found.items()}
+        full = clocks[FULL]
+        for clock in clocks.values():
+            assert 0 < clock.fastest_ms <= clock.ms_per_text <= clock.slowest_ms  # type: ignore[operator]
+            assert clock.flops_ratio == pytest.approx(full.gflop / clock.gflop, rel=0.02)  # type: ignore[operator]
+            if clock.rounds == 1:  # one ratio is its own median
+                for other, faster in clock.ratios.items():
+                    assert faster == pytest.approx(clocks[other].ms_per_text / clock.ms_per_text)  # type: ignore[operator]
+            assert clock.tracking == clock.ratios[FULL] / clock.flops_ratio
+        assert full.flops_ratio == full.ratios[FULL] == 1
+        assert clocks[HF].flops_ratio <= 1
+        assert clocks["gemm"].flops_ratio > 1
+        for factor in (2, 4, 10) if mix == "ag_news" else (2, 4):
+            assert clocks[f"drop_{factor}x"].flops_ratio == pytest.approx(factor, rel=0.03)
+
+
+def test_faster_is_the_median_of_the_ratios_in_each_round() -> None:
+    def timed(*times: float) -> Timed:
+        return Timed(Contender("a", "float32", [], 1.0), list(times))
+
+    slow, fast = timed(2.0, 9.0, 40.0), timed(1.0, 3.0, 10.0)  # 2, 3, 4 in the rounds; of the medians: 3
+    assert ratio(slow, fast) == 3
+    assert ratio(timed(4.0, 9.0, 2.0), timed(1.0, 3.0, 10.0)) == 3  # of the medians: 4 / 3
 
 
 def test_the_gemm_limit_makes_the_products_of_a_trace_and_no_others() -> None:
@@ -142,12 +150,13 @@ def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(KeyboardInterrupt):
         bench_engine(path, mixes=("sst",), dtypes=("float32",), **QUICK)
     assert torch.get_num_threads() == threads
-    begun = json.loads(path.read_text())["groups"]
-    assert len(begun) == 1
+    begun = Results.load(path).rows
+    assert {clock.batch for row in begun for clock in row.clock} == {1}
     finished = bench_engine(path, mixes=("sst",), dtypes=("float32",), **QUICK)
     assert calls == [("sst", 1), ("sst", 2), ("sst", 2)]
-    assert finished["groups"][0] == begun[0]
-    assert json.loads(path.read_text()) == finished
+    assert [row.clock[0] for row in finished.rows[: len(begun)]] == [row.clock[0] for row in begun]
+    assert {clock.batch for row in finished.rows for clock in row.clock} == {1, 2}
+    assert Results.load(path).rows == finished.rows
     assert bench_engine(path, mixes=("sst",), dtypes=("float32",), **QUICK) == finished  # nothing left to do
 
 
@@ -155,7 +164,7 @@ def test_results_are_not_mixed(tmp_path: Path) -> None:
     path = tmp_path / "engine.json"
     bench_engine(path, mixes=(), **QUICK)
     path.write_text("{}")
-    with pytest.raises(StrettoError, match=r"Expected .*engine.json to hold results"):
+    with pytest.raises(StrettoError, match=r"Expected results of format 1 in .*engine.json"):
         bench_engine(path, mixes=(), **QUICK)
     path.unlink()
     bench_engine(path, mixes=("sst",), dtypes=("float32",), **{**QUICK, "batches": (1,)})
@@ -266,28 +275,11 @@ def test_rounds_interleave_and_warm_up_when_the_library_changes() -> None:
     assert orders == {(0, 2, 1), (2, 0, 1), (1, 0, 2), (1, 2, 0)}  # never b between a and c
 
 
-def test_the_table_has_a_row_per_cell(results: dict[str, Any]) -> None:
-    rows = engine_table(results)
-    assert len(rows) == sum(len(group["cells"]) for group in results["groups"])
-    assert len({tuple(row) for row in rows}) == 1
-    assert all(isinstance(value, str) for row in rows for value in row.values())
-
-
-def test_targets(results: dict[str, Any]) -> None:
-    assert {target.verdict for target in engine_targets(results)} == {"not measured"}  # tiny is nobody's target
-    renamed = copy.deepcopy(results)
-    for group in renamed["groups"]:
-        group["shape"] = "bert-base"
-        group["batch"] = {1: 1, 2: 8}[group["batch"]]
-    targets = engine_targets(renamed)
-    assert len(targets) == sum(len(wanted) for *_, wanted in TARGETS)
-    for target in targets:
-        measured = target.batch != 32 and "ONNX" not in target.name
-        assert (target.measured is not None) == measured, target
-    assert Target("a", 1, "≥", 1.2, 1.2).verdict == "reached"
-    assert Target("a", 1, "≥", 1.2, 1.08).verdict == "missed by 10.0 %"
-    assert Target("a", 1, "≤", 1.25, 1.3).verdict == "missed by 4.0 %"
-    assert Target("a", 1, "≥", None, 0.3).verdict == "reported"
+def test_the_table_has_a_line_per_timing(results: Results) -> None:
+    lines = engine_table(results.rows)
+    assert len(lines) == sum(len(row.clock) for row in results.rows)
+    assert len({tuple(line) for line in lines}) == 1
+    assert all(isinstance(value, str) for line in lines for value in line.values())
 
 
 @pytest.mark.usefixtures("one_thread")

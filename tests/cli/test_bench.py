@@ -44,7 +44,7 @@ def test_bench_engine(tmp_path: Path) -> None:
     result = run(*args)
     assert result.exit_code == 0, result.stderr
     assert "drop_2x" in result.stdout
-    assert json.loads((tmp_path / "e.json").read_text())["groups"]
+    assert json.loads((tmp_path / "e.json").read_text())["rows"]
     assert "Expected to write" in run(*args[:-1], tmp_path / "nowhere" / "e.json").stderr
     assert not (tmp_path / "nowhere").exists()
     assert "Expected a model shape" in run("bench", "engine", "--shapes", "huge", "--no-onnx").stderr

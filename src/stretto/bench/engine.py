@@ -2,21 +2,22 @@
 
 For every model shape, length mix and batch size one pool of batches goes through all contenders in interleaved rounds:
 
-    hf_padded   Hugging Face on padded batches (fp32)
-    hf_sorted   the same, the pool cut into batches by length (fp32)
-    onnx        ONNX Runtime on padded batches
-    gemm        the full run's matrix products and nothing else: no engine on these kernels can be faster
-    full        the packed engine, nothing dropped
-    drop_2x …   the packed engine, tokens dropped so that FLOPs fall by this factor
-    exit        the packed engine, every other sequence leaves after a third of the layers
+    huggingface         Hugging Face on padded batches (fp32)
+    huggingface_sorted  the same, the pool cut into batches by length (fp32)
+    onnx                ONNX Runtime on padded batches
+    gemm                the full run's matrix products and nothing else: no engine on these kernels can be faster
+    full                the packed engine, nothing dropped
+    drop_2x …           the packed engine, tokens dropped so that FLOPs fall by this factor
+    exit                the packed engine, every other sequence leaves after a third of the layers
 
 Decisions are scripted (`script.py`): what is measured is the engine, not a method. Everybody gets ready tensors; nobody
-tokenises. The results are written after every combination, and a run with the same file goes on where the last one
-stopped. `report.py` turns them into a table and into verdicts.
+tokenises. A contender on a length mix is a row of the results, with a timing for each batch size and dtype. The results
+are written after every combination; a run with the same file resumes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import tempfile
@@ -31,10 +32,9 @@ from tqdm import tqdm
 from stretto.backbones import backbone_for
 from stretto.bench.baselines import GemmLimit, OnnxRuntime, hugging_face, padded_flops
 from stretto.bench.pool import MIXES, SHAPES, Pool, random_model
-from stretto.bench.report import engine_table, engine_targets
-from stretto.bench.results import Results, cells, now
+from stretto.bench.results import FULL, HF, HF_SORTED, ONNX, Clock, Results, Row, now
 from stretto.bench.script import ScriptedDrop, ScriptedExit, drop_schedule
-from stretto.bench.timing import Contender, interleaved
+from stretto.bench.timing import Contender, Timed, interleaved, ratio
 from stretto.deploy.onnx import require_onnx
 from stretto.engine.cost import flops
 from stretto.engine.decider import Decider, Silent
@@ -42,10 +42,14 @@ from stretto.engine.linear import DTYPES
 from stretto.engine.packed import PackedEngine
 from stretto.errors import StrettoError
 from stretto.methods.exits import ExitHeads
+from stretto.saving.same_run import check_same
+from stretto.saving.versions import cpu_name, versions
 
-__all__ = ["bench_engine", "engine_table", "engine_targets"]
-
+SUITE = "engine"
 DROP_FACTORS = (2, 4, 10)
+GEMM = "gemm"
+SHARED = (HF, HF_SORTED)  # measured once, in fp32; baselines of both dtypes
+BASELINES = (FULL, *SHARED, ONNX, GEMM)
 MAIN_MIX = "ag_news"  # measured in all rounds; the others in a third of them
 
 
@@ -61,16 +65,17 @@ def bench_engine(
     threads: int = 2,
     onnx: bool = True,
     progress: bool = True,
-) -> dict[str, Any]:
+) -> Results:
     """Measure every combination that `output` does not hold yet; return all results, as written to `output`."""
     check(shapes, mixes, batches, dtypes, rounds)
     if onnx:
         require_onnx()
-    results = Results.start(output, seed=seed, rounds=rounds, threads=threads, onnx=onnx)
+    results = Results.start(SUITE, output)
+    check_same_run(results, seed, rounds, threads)
     todo = [
         (shape, mix, batch, missing)
         for shape, mix, batch in itertools.product(shapes, mixes, batches)
-        if (missing := [dtype for dtype in dtypes if not results.has(shape, mix, batch, dtype)])
+        if (missing := [dtype for dtype in dtypes if not is_there(results, shape, mix, batch, dtype)])
     ]
     total = sum(rounds_for(mix, rounds) for _, mix, _, _ in todo)
     threads_before = torch.get_num_threads()
@@ -82,10 +87,46 @@ def bench_engine(
                     bench = ShapeBench(shape, seed, threads, Path(folder) if onnx else None)
                     for _, mix, batch, missing in jobs:
                         bar.set_description(f"{shape} {mix} batch {batch}")
-                        results.add(bench.measure(mix, batch, missing, rounds_for(mix, rounds), bar.update))
+                        for row in bench.measure(mix, batch, missing, rounds_for(mix, rounds), bar.update):
+                            add(results, row)
+                        results.write()
     finally:
         torch.set_num_threads(threads_before)
-    return results.content
+    return results
+
+
+def is_there(results: Results, shape: str, mix: str, batch: int, dtype: str) -> bool:
+    rows = [row for row in results.rows if (row.model, row.set, row.name) == (shape, mix, FULL)]
+    return any((clock.batch, clock.dtype) == (batch, dtype) for row in rows for clock in row.clock)
+
+
+def add(results: Results, row: Row) -> None:
+    """A new row, or new timings of one that is there."""
+    for index, other in enumerate(results.rows):
+        if other.key == row.key:
+            results.rows[index] = dataclasses.replace(other, clock=[*other.clock, *row.clock])
+            return
+    results.rows.append(row)
+
+
+def check_same_run(results: Results, seed: int, rounds: int, threads: int) -> None:
+    """Figures of other settings, versions or machines do not belong into one file."""
+    for row in results.rows:
+        wanted = {
+            "seed": seed, "rounds": rounds_for(row.set, rounds), "threads": threads, "cpu": cpu_name(),
+            "versions": known_versions(),
+        }  # fmt: skip
+        for clock in row.clock:
+            found = {
+                "seed": row.seed,
+                "versions": row.versions,
+                **{n: getattr(clock, n) for n in ("rounds", "threads", "cpu")},
+            }
+            check_same(found, wanted, what="the measurements", place=results.path or Path())
+
+
+def known_versions() -> dict[str, str]:
+    return {name: version for name, version in versions().items() if version is not None}
 
 
 def check(
@@ -114,7 +155,7 @@ class ShapeBench:
     """One model shape: what is built once for all its measurements."""
 
     def __init__(self, shape: str, seed: int, threads: int, onnx_folder: Path | None) -> None:
-        self.shape, self.seed = shape, seed
+        self.shape, self.seed, self.threads = shape, seed, threads
         self.model = random_model(shape, seed)
         self.backbone = backbone_for(self.model)
         self.onnx = None if onnx_folder is None else OnnxRuntime(self.model, onnx_folder, threads)
@@ -124,49 +165,45 @@ class ShapeBench:
 
     def measure(
         self, mix: str, batch: int, dtypes: Sequence[str], rounds: int, after_round: Callable[[], object]
-    ) -> list[dict[str, Any]]:
-        """One group of results per dtype; all their contenders are measured together."""
+    ) -> list[Row]:
+        """One row per contender, with a timing for each dtype; all of them are measured together."""
         pool = Pool.of(mix, batch, self.model.config.vocab_size, self.seed)
-        left_out = self.left_out(batch)
-        contenders = list(self.baselines(pool, "hf_sorted" not in left_out))
+        contenders = list(self.baselines(pool, with_sorted=batch > 1))  # a batch of one has no padding
         for dtype in dtypes:
-            contenders += self.contenders(pool, dtype, "onnx" not in left_out)
+            contenders += self.contenders(pool, dtype)
         timed = interleaved(contenders, rounds, random.Random(f"{self.seed}/{mix}/{batch}"), after_round)
         facts = {
-            "date": now(),
-            "rounds": rounds,
-            "batches": len(pool.mixed),
-            "tokens": int(pool.lengths.sum()),
+            "batch": batch, "rounds": rounds, "threads": self.threads, "cpu": cpu_name(), "date": now(),
+            "sequences": len(pool.lengths), "tokens": int(pool.lengths.sum()),
             "padded_tokens": sum(inputs.input_ids.numel() for inputs in pool.mixed),
-            "left_out": left_out,
-        }
-        key = {"shape": self.shape, "mix": mix, "batch": batch}
-        return [{**key, "dtype": dtype, **facts, "cells": cells(timed, dtype)} for dtype in dtypes]
-
-    def left_out(self, batch: int) -> dict[str, str]:
-        """Contenders that are not measured, and why."""
-        reasons = {}
-        if batch == 1:
-            reasons["hf_sorted"] = "a batch of one has no padding"
-        if self.onnx is None:
-            reasons["onnx"] = "not asked for"
-        return reasons
+        }  # fmt: skip
+        found: dict[str, list[Clock]] = {}
+        for dtype in dtypes:
+            for name, clock in clocks(timed, dtype, facts).items():
+                found.setdefault(name, []).append(clock)
+        return [
+            Row(
+                set=mix, model=self.shape, name=name, method=name, seed=self.seed, command="stretto bench engine",
+                versions=known_versions(), clock=entries,
+            )
+            for name, entries in found.items()
+        ]  # fmt: skip
 
     def baselines(self, pool: Pool, with_sorted: bool) -> Iterator[Contender]:
-        for name, batches in (("hf_padded", pool.mixed), ("hf_sorted", pool.sorted)):
-            if name == "hf_padded" or with_sorted:
+        for name, batches in ((HF, pool.mixed), (HF_SORTED, pool.sorted)):
+            if name == HF or with_sorted:
                 work = padded_flops(batches, self.backbone)
                 yield Contender(name, "float32", hugging_face(self.model, batches), work)
 
-    def contenders(self, pool: Pool, dtype: str, with_onnx: bool) -> Iterator[Contender]:
-        if self.onnx is not None and with_onnx:
+    def contenders(self, pool: Pool, dtype: str) -> Iterator[Contender]:
+        if self.onnx is not None:
             work = padded_flops(pool.mixed, self.backbone)
-            yield Contender("onnx", dtype, self.onnx.steps(pool.mixed, dtype), work, library="onnx")
+            yield Contender(ONNX, dtype, self.onnx.steps(pool.mixed, dtype), work, library="onnx")
         engine = self.engine(dtype)
         everything = [engine.run(inputs, Silent(), 0.0).trace for inputs in pool.mixed]
         limit = self.limits[dtype]
-        yield warm(Contender("gemm", dtype, limit.steps(everything), limit.flops(everything)))
-        yield self.packed("full", engine, pool, [Silent() for _ in pool.mixed])
+        yield warm(Contender(GEMM, dtype, limit.steps(everything), limit.flops(everything)))
+        yield self.packed(FULL, engine, pool, [Silent() for _ in pool.mixed])
         for factor in DROP_FACTORS:
             script = ScriptedDrop(drop_schedule(factor, pool.lengths, self.backbone))
             yield self.packed(f"drop_{factor}x", engine, pool, [script for _ in pool.mixed])
@@ -186,9 +223,28 @@ class ShapeBench:
             partial(engine.run, inputs, decider, 0.0) for inputs, decider in zip(pool.mixed, deciders, strict=True)
         ]
         work = sum(float(flops(step().trace, self.backbone).sum()) for step in steps)
-        return Contender(name, engine.dtype, steps, work, scripted=name != "full")
+        return Contender(name, engine.dtype, steps, work)
 
 
 def warm(contender: Contender) -> Contender:
     contender.seconds()
     return contender
+
+
+def clocks(timed: Sequence[Timed], dtype: str, facts: dict[str, Any]) -> dict[str, Clock]:
+    """A timing of each contender of this dtype and of each shared baseline, against the baselines of this dtype."""
+    own = {t.contender.name: t for t in timed if t.contender.dtype == dtype or t.contender.name in SHARED}
+    texts = facts["sequences"]
+    return {
+        name: Clock(
+            **facts,
+            dtype=dtype,
+            gflop=round(this.contender.flops / 1e9, 4),
+            flops_ratio=round(own[FULL].contender.flops / this.contender.flops, 4),
+            ratios={other: ratio(own[other], this) for other in BASELINES if other in own},
+            ms_per_text=1000 * this.median / texts,
+            fastest_ms=1000 * min(this.times) / texts,
+            slowest_ms=1000 * max(this.times) / texts,
+        )
+        for name, this in own.items()
+    }

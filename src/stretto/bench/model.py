@@ -18,7 +18,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from stretto.bench.baselines import hugging_face, padded_flops
-from stretto.bench.timing import Contender, interleaved
+from stretto.bench.timing import Contender, interleaved, ratio
 from stretto.data.batches import batches, windows
 from stretto.data.tokenise import Feature
 from stretto.engine.cost import Cost
@@ -63,12 +63,13 @@ def bench_model(
             bar.set_description(f"batch {size}")
             contenders = _contenders(model, features, dials, size, stream)
             timed = interleaved(contenders, rounds, random.Random(f"{seed}/{size}"), bar.update)
-            seconds = {result.contender.name: result.median for result in timed}
+            results = {result.contender.name: result for result in timed}
             work = {contender.name: contender.flops for contender in contenders}
             choices: list[float | None] = [None, *dials]
             for choice in choices:
                 name = "full" if choice is None else f"dial {choice}"
                 flops_gain = work["full"] / work[name]
+                faster = {other: ratio(results[other], results[name]) for other in ("full", "huggingface", "sorted")}
                 rows.append(
                     {
                         "batch_size": size,
@@ -76,12 +77,12 @@ def bench_model(
                         "dial": choice,
                         "sequences": len(sample),
                         "cost": work[name] / work["full"],
-                        "ms_per_text": 1000 * seconds[name] / len(sample),
+                        "ms_per_text": 1000 * results[name].median / len(sample),
                         "flops_gain": flops_gain,
-                        "time_gain": seconds["full"] / seconds[name],
-                        "time_gain_vs_huggingface": seconds["huggingface"] / seconds[name],
-                        "time_gain_vs_huggingface_sorted": seconds["sorted"] / seconds[name],
-                        "tracking": None if choice is None else seconds["full"] / seconds[name] / flops_gain,
+                        "time_gain": faster["full"],
+                        "time_gain_vs_huggingface": faster["huggingface"],
+                        "time_gain_vs_huggingface_sorted": faster["sorted"],
+                        "tracking": None if choice is None else faster["full"] / flops_gain,
                     }
                 )
     return rows

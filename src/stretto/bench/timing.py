@@ -1,4 +1,4 @@
-"""Timing contenders against each other in one process: interleaved rounds in random order, medians."""
+"""Timing contenders against each other in one process: interleaved rounds in random order, medians of ratios."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ class Contender:
     flops: float
     """Of the whole pool."""
     library: str = "torch"
-    scripted: bool = False
-    """Whether it saves FLOPs by a script."""
 
     def seconds(self) -> float:
         start = time.perf_counter()
@@ -45,6 +43,11 @@ class Timed:
     @property
     def median(self) -> float:
         return statistics.median(self.times)
+
+
+def ratio(slow: Timed, fast: Timed) -> float:
+    """How many times faster: the median over the rounds, because in one round both meet the same machine."""
+    return statistics.median(a / b for a, b in zip(slow.times, fast.times, strict=True))
 
 
 def interleaved(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from stretto.methods.base import Dial
 from stretto.saving.points import OperatingPoint
@@ -15,7 +16,17 @@ SAVING_LOSS = 0.01
 COSTS = (0.75, 0.5, 0.35)
 
 
-def within_cost(points: Sequence[OperatingPoint], cost: float) -> OperatingPoint | None:
+class Priced(Protocol):
+    """Anything that has a cost."""
+
+    @property
+    def cost(self) -> float: ...
+
+
+AnyPriced = TypeVar("AnyPriced", bound=Priced)
+
+
+def within_cost(points: Sequence[AnyPriced], cost: float) -> AnyPriced | None:
     """The most expensive point that costs at most this, or None. Looks at costs only, never at scores."""
     affordable = [point for point in points if point.cost <= cost]
     return max(affordable, key=lambda point: point.cost, default=None)

@@ -13,6 +13,7 @@ import typer
 
 from stretto.cli import (
     bench,
+    compare,
     demo,
     depths,
     describe,
@@ -48,9 +49,11 @@ app.command("explain", cls=Verb, epilog=examples(explain.EXAMPLES))(explain.expl
 app.command("export", cls=Verb, epilog=examples(export.EXAMPLES))(export.export)
 app.command("depths", cls=Verb, epilog=examples(depths.EXAMPLES))(depths.depths)
 app.command("rationales", cls=Verb, epilog=examples(rationales.EXAMPLES))(rationales.rationales)
+app.command("compare", cls=Verb, epilog=examples(compare.EXAMPLES))(compare.compare)
 app.add_typer(benches, name="bench")
 benches.command("engine", cls=Verb, epilog=examples(bench.ENGINE_EXAMPLES))(bench.engine)
 benches.command("model", cls=Verb, epilog=examples(bench.MODEL_EXAMPLES))(bench.model)
+benches.command("report", cls=Verb, epilog=examples(bench.REPORT_EXAMPLES))(bench.report)
 app.command("methods", cls=Verb, epilog=examples(describe.METHODS_EXAMPLES))(describe.methods)
 app.command("backbones", cls=Verb)(describe.backbones)
 app.command("demo", cls=Verb, epilog=examples(demo.EXAMPLES))(demo.demo)

@@ -13,7 +13,7 @@ from stretto.cli.output import STDOUT, numbers, on_terminal, open_model, say_cut
 from stretto.errors import StrettoError
 
 ENGINE_EXAMPLES = """
-stretto bench engine --json engine.json            # tens of minutes; the same command goes on after a stop
+stretto bench engine --json engine.json            # tens of minutes; the same command resumes after a stop
 stretto bench engine --shapes minilm-l6 --mixes sst --batch-sizes 1,32 --no-onnx
 """
 
@@ -21,6 +21,11 @@ MODEL_EXAMPLES = """
 stretto bench model reviews-model test.csv
 stretto bench model reviews-model test.csv --dials 0.1,0.3 --batch-sizes 1,64 --json bench.json
 stretto bench model reviews-model test.csv --batch-sizes 32 --sequences 512 --stream    # as predict takes a file
+"""
+
+REPORT_EXAMPLES = """
+stretto bench report            # after new results, a new method or a new setting
+stretto bench report --check    # exit 1 if anything is out of date
 """
 
 BatchSizes = Annotated[str, Option(help="Batch sizes, separated by commas.")]
@@ -41,7 +46,8 @@ def engine(
     onnx: Annotated[bool, Option("--onnx/--no-onnx", help="Compare with ONNX Runtime.")] = True,
 ) -> None:
     """Measure the engine itself, with scripted decisions, against Hugging Face, ONNX Runtime and matrix products."""
-    from stretto.bench.engine import bench_engine, engine_table, engine_targets
+    from stretto.bench.engine import bench_engine
+    from stretto.bench.report.engine import engine_table
     from stretto.view.tables import show_table
 
     results = bench_engine(
@@ -51,23 +57,9 @@ def engine(
         rounds=rounds, seed=seed, threads=threads, onnx=onnx, progress=on_terminal(),
     )  # fmt: skip
     if json == STDOUT:
-        write_json(json, results)
+        write_json(json, results.to_json())
         return
-    show_table(engine_table(results))
-    targets = [
-        {
-            "target": target.name,
-            "batch": target.batch,
-            "wanted": "" if target.wanted is None else f"{target.bound} {target.wanted:g}",
-            "measured": target.measured,
-            "verdict": target.verdict,
-        }
-        for target in engine_targets(results)
-        if target.measured is not None
-    ]
-    if targets:
-        print()
-        show_table(targets, {"measured": ".2f"}, title="Targets")
+    show_table(engine_table(results.rows))
 
 
 def model(
@@ -105,6 +97,22 @@ def model(
     if json != STDOUT:
         how = "in a stream of batches" if stream else "packed"
         show_table(gain_rows(rows), GAIN_FORMATS, title=f"{loaded.method.name}: gains over the full model, {how}")
+
+
+def report(
+    root: Annotated[Path, Argument(metavar="[DIR]", help="A checkout: README.md, docs/, benchmarks/.")] = Path(),
+    check: Annotated[bool, Option("--check", help="Write nothing; exit 1 if anything is out of date.")] = False,
+) -> None:
+    """Write the generated tables and plots of the documentation from benchmarks/results."""
+    from stretto.bench.report.pages import Pages
+
+    stale = Pages(root).stale(write=not check)
+    for path in stale:
+        print(f"{'out of date' if check else 'wrote'}: {path.relative_to(root)}")
+    if check and stale:
+        raise StrettoError(
+            f"Expected pages that agree with the results, got {len(stale)} out of date. Run `stretto bench report`."
+        )
 
 
 GAIN_FORMATS = dict.fromkeys(("FLOPs ÷", "time ÷", "tracking", "× HF padded", "× HF sorted", "ms/text"), ".2f")

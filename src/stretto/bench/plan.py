@@ -1,0 +1,128 @@
+"""How long a comparison will take: a training step and an inference pass are timed on each set, and multiplied.
+
+An estimate of single-core hours: within a factor of two where nothing else is known, and close where rows of the same
+kind are in the results already.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stretto.bench.baselines import hugging_face
+from stretto.bench.rows import BATCH, Bench
+from stretto.bench.suite import BASELINES
+from stretto.budget.search import SearchSettings
+from stretto.data import sample
+from stretto.data.batches import batches
+from stretto.methods import METHODS, Shape
+from stretto.model import AdaptiveModel, make_config
+from stretto.saving.folder import quiet_transformers
+from stretto.tasks import TASKS
+
+#: An adaptive run at an average dial, as a part of a full pass.
+AVERAGE_COST = 0.6
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of processor time of one set and encoder."""
+
+    step: float
+    """A training step of 32 examples."""
+    text: float
+    """A full pass over one example, without gradients."""
+    shape: Shape
+
+
+def pace(bench: Bench) -> Pace:
+    """Measured now, on a sample of the training data."""
+    spec = bench.spec
+    with quiet_transformers():
+        task = TASKS[spec.task].posed_by(bench.parts["train"])
+        model = AdaptiveModel.from_pretrained(bench.encoder(None), task=task, max_length=spec.max_length)
+    part = sample(bench.parts["train"], BATCH, bench.seed)
+    pool = list(batches(model.encode(part.texts).features[:BATCH], model.tokenizer.pad_token_id, BATCH))
+    (forward,) = hugging_face(model.encoder, pool)
+    forward()
+    text = spent(forward) / BATCH
+    model.encoder.train()
+
+    def step() -> None:
+        inputs = {"input_ids": pool[0].input_ids, "attention_mask": pool[0].attention_mask}
+        loss = sum(value.float().square().mean() for value in model.encoder(**inputs).values())
+        loss.backward()
+
+    step()
+    backbone = model.backbone
+    return Pace(spent(step), text, Shape(backbone.d, backbone.n_layers, backbone.n_labels))
+
+
+def spent(step: Any) -> float:
+    began = time.process_time()
+    step()
+    return time.process_time() - began
+
+
+def hours(bench: Bench, row: str, pace: Pace) -> float:
+    """Of training and measuring one row."""
+    sizes = {name: len(part) for name, part in bench.parts.items()}
+    measured = sizes["choosing"] + sizes["test"]
+    if row in BASELINES:
+        return sizes["test"] * pace.text / 3600
+    recipe = bench.recipe(row)
+    method = METHODS[recipe.method]
+    built = method(
+        make_config(method, recipe.settings), pace.shape, TASKS[bench.spec.task].posed_by(bench.parts["train"])
+    )
+    seconds = 0.0
+    if recipe.weights_of is None:
+        for stage in built.stages():
+            if stage.name not in recipe.skip:
+                seconds += stage_seconds(stage, built.config, sizes["train"], pace)
+        measured += sizes["dev"]  # once more at the end of training
+    dials = len(recipe.dials or built.dial.sweep)
+    passes = 1.0 if only_exits(built) else dials * AVERAGE_COST
+    seconds += measured * pace.text * passes
+    if recipe.search:
+        settings = SearchSettings(**recipe.search)
+        tried = settings.population + settings.iterations * (settings.mutations + settings.crossovers)
+        seconds += tried * min(settings.limit or sizes["dev"], sizes["dev"]) * pace.text * AVERAGE_COST
+    return seconds / 3600
+
+
+def only_exits(method: Any) -> bool:
+    """All its dials are read off one pass."""
+    return method.exits is not None and method.points == {"after"}
+
+
+def stage_seconds(stage: Any, config: Any, examples: int, pace: Pace) -> float:
+    if not stage.trains_backbone and not stage.decides:
+        return examples * pace.text  # its states are recorded once
+    sandwich = 1 + 1 + getattr(config, "random_models", 0) if stage.decides and hasattr(config, "random_models") else 1
+    step = pace.step if stage.trains_backbone else BATCH * pace.text
+    return stage.epochs * examples / BATCH * step * sandwich
+
+
+def plan_rows(benches: Sequence[tuple[Bench, Sequence[str]]]) -> list[dict[str, Any]]:
+    """A line per set, encoder and seed: the rows still to do and about how long they will take."""
+    paces: dict[tuple[str, str], Pace] = {}
+    lines: list[dict[str, Any]] = []
+    for bench, rows in benches:
+        key = bench.set, bench.model
+        if rows and key not in paces:
+            paces[key] = pace(bench)
+        lines.append(
+            {
+                "set": bench.set,
+                "model": bench.model,
+                "seed": bench.seed,
+                "training texts": len(bench.parts["train"]),
+                "rows to do": len(rows),
+                "hours": sum(hours(bench, row, paces[key]) for row in rows),
+                "rows": ", ".join(rows),
+            }
+        )
+    return lines

@@ -1,0 +1,1 @@
+"""From results to tables, plots and the generated parts of the documentation."""

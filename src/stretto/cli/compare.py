@@ -1,0 +1,63 @@
+"""`stretto compare`: the methods of a suite on its data sets, trained, measured and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from stretto.cli.output import say
+
+EXAMPLES = """
+stretto compare benchmarks/suites/quick.yaml --data DATA --models MODELS --plan    # what would run, and how long
+stretto compare benchmarks/suites/text.yaml --data DATA --models MODELS            # the same command resumes
+stretto compare benchmarks/suites/text.yaml --only set=trec,method=deebert,seed=42
+stretto compare benchmarks/suites/text.yaml --clock --threads 2                    # times, on a quiet machine
+"""
+
+
+def compare(
+    suite: Annotated[Path, Argument(metavar="SUITE", help="A suite: .yaml.")],
+    data: Annotated[Path, Option(envvar="STRETTO_DATA", help="Folder of the data sets: <name>.jsonl.gz.")] = Path(
+        "data"
+    ),
+    models: Annotated[
+        Path | None, Option(envvar="STRETTO_MODELS", help="Folder of encoders; default: names are those of the hub.")
+    ] = None,
+    model: Annotated[str | None, Option(help="Another encoder than the suite's.")] = None,
+    output: Annotated[Path | None, Option(help="Work folder; default: runs/NAME of the suite.")] = None,
+    results: Annotated[
+        Path | None, Option(help="File of the results; default: results.json in the work folder.")
+    ] = None,
+    only: Annotated[str | None, Option(help="Some of it: set=trec,method=deebert,seed=42.")] = None,
+    plan: Annotated[bool, Option("--plan", help="Print what would run and about how long, and stop.")] = False,
+    clock: Annotated[bool, Option("--clock", help="Time what has been trained; train nothing.")] = False,
+    threads: Annotated[int, Option(min=1, help="Threads.")] = 1,
+) -> None:
+    """Train and compare methods as a suite describes: one JSON, one Markdown table, one HTML page."""
+    import torch
+
+    from stretto.bench.compare import Comparison, Only
+    from stretto.bench.rows import Places
+    from stretto.bench.suite import Suite
+    from stretto.view.tables import show_table
+
+    torch.set_num_threads(threads)
+    loaded = Suite.load(suite)
+    work = output or Path("runs") / loaded.name
+    comparison = Comparison(
+        loaded, Places(data, models, work), results or work / "results.json", Only.read(only), model, say
+    )
+    comparison.check()
+    if clock:
+        comparison.clock()
+    else:
+        rows = comparison.plan()
+        total = sum(row["hours"] for row in rows)
+        show_table(rows, {"hours": ".2f"}, title=f"About {total:.1f} hours on one core")
+        if plan:
+            return
+        comparison.run()
+    comparison.report()
+    say(f"wrote {comparison.results_file}, {work / 'report.md'} and {work / 'report.html'}")
