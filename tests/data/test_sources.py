@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import sys
@@ -209,10 +210,21 @@ def test_hidden_hub_labels_count_as_missing(tmp_path: Path) -> None:
         ("r.csv", CSV + "x" * (2**24 + 1) + ",pos\n", [":4: expected closed quotes", "field larger than field limit"]),
         ("r.csv", CSV + "fine, \n", [":4: expected a label in 'label', got none", "Fill it in"]),
         ("r.csv", CSV.encode() + b"caf\xe9,pos\n", [":4: expected UTF-8, got the byte 0xe9 at byte 4", "iconv"]),
-        ("r.csv", CSV.encode("utf-16"), [":1: expected UTF-8, got the byte 0xff", "Save the file as UTF-8"]),
+        ("r.csv", CSV.encode("utf-16"), [": expected text in UTF-8, got text in UTF-16", "Save it as UTF-8"]),
+        ("r.csv", CSV.encode("utf-16-le"), [": expected text in UTF-8, got text in UTF-16", "iconv -f utf-16"]),
+        ("r.csv", CSV.encode("utf-16-be"), [": expected text in UTF-8, got text in UTF-16", "iconv -f utf-16"]),
+        ("r.csv", gzip.compress(CSV.encode()), [": expected text in UTF-8, got a gzip file", "Rename it"]),
+        ("r.jsonl", b"PK\x03\x04\0\0", [": expected text in UTF-8, got a zip archive (an .xlsx", "export"]),
+        ("r.txt", b"PAR1\x15\0\0", [": expected text in UTF-8, got a parquet file", "Rename it to end in .parquet"]),
+        ("r.txt", b"BZh91AY&SY\xff", [": expected text in UTF-8, got a bzip2 file", "bunzip2"]),
+        ("r.csv", "text;label\na;b\n", [":1: expected columns separated by ','", "by ';'", "Add --delimiter ';'"]),
+        ("r.csv", "text\tlabel\na\tb\n", [":1: expected columns separated by ','", "Add --delimiter tab"]),
+        ("r.tsv", "text,label\na,b\n", [":1: expected columns separated by '\\t'", "Add --delimiter ','"]),
         ("r.jsonl", '{"text": "a", "label": 1}\n{"text": \n', [":2: expected one JSON object", "at character", "jq"]),
-        ("r.json", '[{"text": "a", "label": 1}]', [":1: expected one JSON object per line, got a JSON list", "jq"]),
-        ("r.json", '[\n  {"text": "a"}\n]', [":1: expected one JSON object per line, got bad JSON", "jq -c"]),
+        ("r.jsonl", '[{"text": "a", "label": 1}]', [":1: expected one JSON object per line, got a JSON list", "jq"]),
+        ("r.jsonl", '[\n  {"text": "a"}\n]', [":1: expected one JSON object per line, got bad JSON", "jq -c"]),
+        ("r.json", '[\n  {"text": "a"},\n]', [": expected a JSON list of objects, got bad JSON", "per line"]),
+        ("r.json", '[{"text": "a", "label": 1}, 3]', [":2: expected a JSON list of objects, got 3 in it", "Write"]),
         ("r.jsonl", '{"text": ' + "1" * 5000 + "}", [":1: expected one JSON object per line, got bad JSON"]),
         ("r.jsonl", "[" * 100_000, [":1: expected one JSON object per line, got bad JSON"]),
         ("r.jsonl", '{"text": "a", "label": 1}\n{"txt": "b", "label": 0}', [":2: expected a text in 'text'", "'txt'"]),
@@ -250,7 +262,7 @@ def test_a_truncated_gzip_file(tmp_path: Path) -> None:
 
 def test_a_gzip_file_by_name_only(tmp_path: Path) -> None:
     (tmp_path / "r.csv.gz").write_text(CSV)
-    with pytest.raises(StrettoError, match=r"r\.csv\.gz:1: expected a whole gzip file, got .*Not a gzipped file"):
+    with pytest.raises(StrettoError, match=r"r\.csv\.gz: expected a gzip file, .* got another kind of file\. Remove"):
         list(read(tmp_path / "r.csv.gz"))
 
 
@@ -297,3 +309,23 @@ def test_bad_json_on_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     give_stdin(monkeypatch, "")
     with pytest.raises(StrettoError, match=r"^stdin: expected at least one row"):
         list(read("-", labelled=False))
+
+
+@pytest.mark.parametrize(("delimiter", "between"), [(";", ";"), ("tab", "\t"), ("\\t", "\t"), ("|", "|")])
+def test_another_delimiter(delimiter: str, between: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "r.csv", CSV.replace(",", between))
+    assert pairs(path, columns=Columns(delimiter=delimiter)) == pairs(write(tmp_path / "c.csv", CSV))
+
+
+@pytest.mark.parametrize("delimiter", ["", ";;", '"', "\n"])
+def test_what_is_no_delimiter(delimiter: str, tmp_path: Path) -> None:
+    with pytest.raises(StrettoError, match="Expected one character or 'tab' as the delimiter"):
+        pairs(write(tmp_path / "r.csv", CSV), columns=Columns(delimiter=delimiter))
+    with pytest.raises(StrettoError, match=r"Expected a \.csv or \.tsv file beside --delimiter"):
+        pairs(write(tmp_path / "r.jsonl", "{}"), columns=Columns(delimiter=";"))
+
+
+def test_a_list_of_objects(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    listed = write(tmp_path / "r.json", json.dumps(rows, indent=1))
+    assert pairs(listed) == [(("a",), "x"), (("b",), "y")] == pairs(write(tmp_path / "l.json", jsonl(*rows)))

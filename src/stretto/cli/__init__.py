@@ -27,11 +27,12 @@ from stretto.cli import (
     train,
 )
 from stretto.cli.streams import open_streams
-from stretto.cli.verbs import TERMINATED, Verb, Verbs, examples
+from stretto.cli.verbs import HELP, TERMINATED, Verb, Verbs, examples
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
+    context_settings={"help_option_names": sorted(HELP, reverse=True)},
     cls=Verbs, help="Fewer tokens, fewer layers, same answers: adaptive computation for Hugging Face encoders.",
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip

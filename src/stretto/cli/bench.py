@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from stretto.cli.guard import output_file
-from stretto.cli.options import Dtype, Json, ModelFolder, Rounds, Seed, Split, Text, TextB
+from stretto.cli.options import Delimiter, Dtype, Json, ModelFolder, Rounds, Seed, Split, Text, TextB
 from stretto.cli.output import STDOUT, numbers, on_terminal, open_model, say_cut, words, write_json
 from stretto.errors import StrettoError
 
@@ -68,6 +68,7 @@ def model(
     dials: Annotated[str | None, Option(help="Dials; without it the default and those for a few budgets.")] = None,
     text: Text = None,
     text_b: TextB = None,
+    delimiter: Delimiter = None,
     split: Split = None,
     batch_sizes: BatchSizes = "1,8,32",
     sequences: Annotated[int, Option(min=1, help="How many texts to sample.")] = 96,
@@ -86,7 +87,9 @@ def model(
 
     sizes = whole_numbers(batch_sizes, "--batch-sizes")
     loaded = open_model(model, dtype)
-    texts = load(data, task=loaded.task, columns=Columns(text, text_b), split=split, labelled=False).texts
+    texts = load(
+        data, task=loaded.task, columns=Columns(text, text_b, delimiter=delimiter), split=split, labelled=False
+    ).texts
     say_cut(loaded.encode(texts).truncated, len(texts), loaded)
     wanted = numbers(dials, "--dials") if dials else dials_to_show(loaded.operating_points, loaded.dial)
     rows = bench_model(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from stretto.cli.options import Label, Rounds, Seed, Text, TextB
+from stretto.cli.options import Delimiter, Label, Rounds, Seed, Text, TextB
 from stretto.cli.output import say
 from stretto.errors import StrettoError
 from stretto.tasks import DEFAULT_TASK, TASKS
@@ -26,6 +26,7 @@ def demo(
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
+    delimiter: Delimiter = None,
     task: Annotated[str, Option(help="A task that answers whole texts, such as regression.")] = DEFAULT_TASK,
     limit: Annotated[int, Option(min=1, help="Most texts to train on.")] = 6000,
     epochs: Annotated[float, Option(min=0, help="Epochs of fine-tuning.")] = 2,
@@ -46,7 +47,7 @@ def demo(
             f"Expected a task that answers whole texts, such as classification or regression, got '{task}'. The demo "
             "trains exits, which answer whole texts; use `stretto train` for other tasks."
         )
-    settings = Demo(model, data, Columns(text, text_b, label), task, limit, epochs, rounds, seed)
+    settings = Demo(model, data, Columns(text, text_b, label, delimiter), task, limit, epochs, rounds, seed)
     run_demo(settings, output, tell=say_aloud)
 
 

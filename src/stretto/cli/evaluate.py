@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from stretto.cli.guard import output_file
-from stretto.cli.options import BatchSize, Dtype, Json, Label, Labelled, ModelFolder, Split, Text, TextB
+from stretto.cli.options import BatchSize, Delimiter, Dtype, Json, Label, Labelled, ModelFolder, Split, Text, TextB
 from stretto.cli.output import (
     STDOUT,
     numbers,
@@ -36,6 +36,7 @@ def evaluate(
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
+    delimiter: Delimiter = None,
     split: Split = None,
     batch_size: BatchSize = 32,
     dtype: Dtype = "float32",
@@ -56,7 +57,7 @@ def evaluate(
     wanted = None if dials is None else numbers(dials, "--dials")
     loaded = open_model(model, dtype)
     examples = load(
-        data, task=loaded.task, columns=Columns(text, text_b, label), split=split,
+        data, task=loaded.task, columns=Columns(text, text_b, label, delimiter), split=split,
         label_names=loaded.task.label_names,
     )  # fmt: skip
     encoded = loaded.encode(examples.texts)

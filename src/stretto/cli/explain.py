@@ -24,7 +24,7 @@ TextArgument = Annotated[str, Argument(metavar="TEXT", help="The text; '-' reads
 
 def read_stdin() -> str:
     """All of it, without the last line's end."""
-    from stretto.data.sources import stdin_bytes
+    from stretto.data.lines import stdin_bytes
 
     try:
         return stdin_bytes().read().decode("utf-8").removesuffix("\n")

@@ -16,6 +16,9 @@ Labelled = Annotated[str, Argument(metavar="DATA", help=f"Labelled texts: {SOURC
 Text = Annotated[str | None, Option(help="Column of the text, words or question, if its name is unusual.")]
 TextB = Annotated[str | None, Option(help="Column of the second text of a pair, or of the context.")]
 Label = Annotated[str | None, Option(help="Column of the label, tags or answers.")]
+Delimiter = Annotated[
+    str | None, Option(help="What separates the fields of a .csv file, such as ';' or tab; default: a comma.")
+]
 Split = Annotated[str | None, Option(help="Split of a hub dataset.")]
 
 BatchSize = Annotated[int, Option(min=1, help="Texts computed at once; more where they are short.")]

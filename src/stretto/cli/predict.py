@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from stretto.cli.guard import output_file
-from stretto.cli.options import BatchSize, Dtype, ModelFolder, Split, Text, TextB
+from stretto.cli.options import BatchSize, Delimiter, Dtype, ModelFolder, Split, Text, TextB
 from stretto.cli.output import on_terminal, open_model, say, say_cut, words
 from stretto.errors import StrettoError
 from stretto.saving.files import writing
@@ -49,6 +49,7 @@ def predict(
     dial: Annotated[float | None, Option(help="Trades score for cost; without it the model's own dial.")] = None,
     text: Text = None,
     text_b: TextB = None,
+    delimiter: Delimiter = None,
     split: Split = None,
     keep: Annotated[str | None, Option(metavar="COLUMNS", help="More columns to write, such as id,date.")] = None,
     batch_size: BatchSize = 32,
@@ -75,8 +76,8 @@ def predict(
             "Leave it out."
         )
     records = read(
-        source, layout=loaded.task.form.layout, columns=Columns(text, text_b), split=split, labelled=False,
-        keep=words(keep or ""),
+        source, layout=loaded.task.form.layout, columns=Columns(text, text_b, delimiter=delimiter), split=split,
+        labelled=False, keep=words(keep or ""),
     )  # fmt: skip
     if dial is not None:
         loaded.method.dial.check(dial)

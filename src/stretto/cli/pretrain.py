@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from stretto.cli.options import Json, Split
+from stretto.cli.options import Delimiter, Json, Split
 from stretto.cli.output import STDOUT, resumable, say, write_json
 from stretto.cli.settings import config_types, parse, training_types
 from stretto.cli.train import TrainVerb, check_arguments
@@ -47,6 +47,7 @@ def pretrain(
     vocab_size: Annotated[int | None, Option(min=6, help="Learn a WordPiece tokenizer with so many entries.")] = None,
     cased: Annotated[bool, Option("--cased", help="The tokenizer learned tells A from a.")] = False,
     text: Annotated[str | None, Option(help="Column of the text, if its name is unusual.")] = None,
+    delimiter: Delimiter = None,
     split: Split = None,
     held_out: Annotated[float, Option(help="Part of the texts to measure perplexity on.")] = 0.05,
     max_length: Annotated[int, Option(min=1, help="Longest input in tokens; longer texts are cut in pieces.")] = 128,
@@ -105,7 +106,7 @@ def pretrain(
     work = Path(f"{output}.work")
     with locked(output, main=is_main_process()), quiet_transformers(), resumable(work):
         check_output(Path(output), overwrite)
-        train_data, dev_data = split_off(read_texts(text_file, text, split), held_out, seed)
+        train_data, dev_data = split_off(read_texts(text_file, text, split, delimiter), held_out, seed)
         say(f"{len(dev_data)} of {len(train_data) + len(dev_data)} texts are held out to measure perplexity on")
         clear_work(Path(output), work, restart)
         used = open_tokenizer(tokenizer, vocab_size, cased, train_data, work)
@@ -163,11 +164,11 @@ def clear_work(output: Path, work: Path, restart: bool) -> None:
     wait_for_all()
 
 
-def read_texts(source: str, column: str | None, split: str | None) -> Dataset:
+def read_texts(source: str, column: str | None, split: str | None, delimiter: str | None) -> Dataset:
     """One text per example; blank ones are left out."""
     from stretto.data import Columns, Dataset, read
 
-    records = read(source, columns=Columns(text=column), split=split, labelled=False)
+    records = read(source, columns=Columns(text=column, delimiter=delimiter), split=split, labelled=False)
     found = [((text,), record.where) for record in records for text in record.texts if text.strip()]
     if not found:
         raise StrettoError(f"{source}: expected texts, got blank lines only. Check that the file is complete.")

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from stretto.cli.guard import output_file
-from stretto.cli.options import BatchSize, Dtype, Json, Label, Labelled, ModelFolder, Seed, Split, Text, TextB
+from stretto.cli.options import (
+    BatchSize,
+    Delimiter,
+    Dtype,
+    Json,
+    Label,
+    Labelled,
+    ModelFolder,
+    Seed,
+    Split,
+    Text,
+    TextB,
+)
 from stretto.cli.output import (
     STDOUT,
     on_terminal,
@@ -53,6 +65,7 @@ def search(
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
+    delimiter: Delimiter = None,
     split: Split = None,
     batch_size: BatchSize = 32,
     dtype: Dtype = "float32",
@@ -86,7 +99,7 @@ def search(
     if output is None and not target.is_dir():
         raise StrettoError(f"Expected a folder to write the result to, got the hub name '{model}'. Add --output.")
     examples = load(
-        data, task=loaded.task, columns=Columns(text, text_b, label), split=split,
+        data, task=loaded.task, columns=Columns(text, text_b, label, delimiter), split=split,
         label_names=loaded.task.label_names,
     )  # fmt: skip
     say_cut(loaded.encode(examples.texts).truncated, len(examples), loaded)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from stretto.cli.options import SOURCES, Label, Split, Text, TextB
+from stretto.cli.options import SOURCES, Delimiter, Label, Split, Text, TextB
 from stretto.cli.output import point_formats, point_rows, resumable, say, words, worth_showing
 from stretto.cli.settings import all_types, as_flag, sort_settings, take_flags
-from stretto.cli.verbs import Verb, with_json_target
+from stretto.cli.verbs import HELP, Verb, with_json_target
 from stretto.errors import StrettoError
 from stretto.tasks import DEFAULT_TASK, TASKS
 from stretto.training.processes import is_main_process
@@ -56,6 +56,7 @@ class Run:
     text: str | None = None
     text_b: str | None = None
     label: str | None = None
+    delimiter: str | None = None
     split: str | None = None
     dev_split: str | None = None
     task: str | None = None
@@ -73,7 +74,9 @@ class TrainVerb(Verb):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args = with_json_target(args)
-        if "--help" not in args:
+        if HELP & set(args):
+            args = ["--help"]  # whatever settings stand beside it
+        else:
             takes_value = {
                 flag: not getattr(option, "is_flag", False)
                 for option in self.get_params(ctx)
@@ -99,6 +102,7 @@ def train(
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
+    delimiter: Delimiter = None,
     split: Split = None,
     dev_split: Annotated[str | None, Option(help="Split of a hub dataset to measure on.")] = None,
     task: Annotated[str | None, Option(help=f"{', '.join(TASKS)}; default: {DEFAULT_TASK}.")] = None,
@@ -120,7 +124,7 @@ def train(
     The stages of the method run one after another; then its operating points are measured and a dial is chosen."""
     flags = {
         "data": data, "model": model, "output": output, "method": method, "dev": dev, "text": text, "text_b": text_b,
-        "label": label, "split": split, "dev_split": dev_split, "task": task, "skip": skip,
+        "label": label, "delimiter": delimiter, "split": split, "dev_split": dev_split, "task": task, "skip": skip,
         "max_length": max_length, "stride": stride, "attention_dropout": attention_dropout, "dtype": dtype,
         "overwrite": overwrite, "restart": restart,
         **dict(pair.partition("=")[::2] for pair in settings or []),
@@ -232,9 +236,10 @@ def say_epochs(before: Any, config: Any, examples: int) -> None:
 def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel, Dataset, Dataset]:
     """The model, the training data and the dev data."""
     from stretto.data import Columns, load, split_off
+    from stretto.data.labels import mixed_kinds
     from stretto.model import AdaptiveModel
 
-    columns = Columns(run.text, run.text_b, run.label)
+    columns = Columns(run.text, run.text_b, run.label, run.delimiter)
     knows_task = "backbone" in run.skip
     open_model = partial(
         AdaptiveModel.from_pretrained, run.model, run.method, dtype=run.dtype, max_length=run.max_length, **config
@@ -260,6 +265,8 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
         say(f"no --dev: {len(dev_data)} of {len(train_data) + len(dev_data)} examples are held out to measure on")
     else:
         dev_data = read(run.dev or run.data, split=run.dev_split, label_names=train_data.label_names)
+    if hint := mixed_kinds(train_data.label_names or []):
+        say(hint)
     if known is not None:
         return known, train_data, dev_data
     return open_model(task=task_class.posed_by(train_data, **settings)), train_data, dev_data

@@ -15,6 +15,7 @@ from stretto.cli.guard import check_outputs
 from stretto.errors import StrettoError
 from stretto.training.processes import is_main_process
 
+HELP = {"--help", "-h"}
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 TERMINATED = 143  # 128 + SIGTERM

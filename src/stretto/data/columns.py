@@ -42,6 +42,8 @@ class Columns:
     text: str | None = None
     text_b: str | None = None
     label: str | None = None
+    delimiter: str | None = None
+    """What separates the fields of a .csv or .tsv file, if not a comma or a tab."""
 
 
 class Gold(NamedTuple):

@@ -119,6 +119,18 @@ def class_names(records: Sequence[Record]) -> list[str]:
     return sorted({str(record.label) for record in records})
 
 
+def mixed_kinds(names: Sequence[str]) -> str:
+    """A hint where class names mix numbers and words: a placeholder such as 'n/a' among scores, say."""
+    numbers = [name for name in names if number(name) is not None]
+    words = [name for name in names if number(name) is None]
+    if not numbers or not words:
+        return ""
+    return (
+        f"labels mix numbers ({listed(numbers, most=3)}) and words ({listed(words, most=3)}): each is a class of its "
+        "own; correct the file if the words are missing values, or use --task regression for scores"
+    )
+
+
 def class_numbers(records: Sequence[Record], names: Sequence[str]) -> list[int]:
     """The number of each record's label among `names`; an unknown label is an error that names its line."""
     exact = {name: i for i, name in enumerate(names)}

@@ -48,7 +48,7 @@ def read(
     labels are not looked at (None), unless `columns` names theirs. `keep` names further columns that are `given`.
     """
     source = os.fspath(source)
-    table = open_table(source, split, columns.text or "text")
+    table = open_table(source, split, columns.text or "text", columns.delimiter)
     return _records("stdin" if source == "-" else source, table, layout, columns, labelled, keep)
 
 

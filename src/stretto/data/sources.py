@@ -3,7 +3,8 @@
 Formats, by the name's ending (`.gz` may follow all but .parquet):
   .csv             comma-separated with a header, quoted as spreadsheets do; a quoted field may span lines
   .tsv             the same with tabs ("excel-tab": a field that begins with " is quoted)
-  .jsonl, .json    one JSON object per line; blank lines are skipped
+  .jsonl           one JSON object per line; blank lines are skipped
+  .json            the same, or one list of objects
   .txt             each line is itself the text; an empty line is an empty text
   .parquet
   -                stdin; a line that begins with { is a JSON object, any other line is itself the text
@@ -14,17 +15,15 @@ from __future__ import annotations
 
 import csv
 import difflib
-import gzip
 import json
 import re
-import sys
-import zlib
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from stretto.data.lines import read_lines, stdin_bytes
 from stretto.errors import StrettoError
 
 Failures = tuple[type[Exception], ...]
@@ -45,8 +44,9 @@ class Table:
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def open_table(source: str, split: str | None = None, text_column: str = "text") -> Table:
-    """Open `source`; `split` is for hub datasets, `text_column` names the plain lines of stdin and .txt."""
+def open_table(source: str, split: str | None = None, text_column: str = "text", delimiter: str | None = None) -> Table:
+    """Open `source`; `split` is for hub datasets, `text_column` names the plain lines of stdin and .txt, `delimiter` is
+    what separates the fields of a .csv or .tsv file if it is another character."""
     path = Path(source)
     if source != "-" and (path.is_dir() or (not path.exists() and _looks_like_hub_id(source))):
         return _dataset(source, split)
@@ -55,10 +55,14 @@ def open_table(source: str, split: str | None = None, text_column: str = "text")
             f"Expected a hub dataset to split, got '{source}' and the split '{split}'. Leave the split out."
         )
     if source == "-":
-        return Table(_stdin_rows(_lines("stdin", stdin_bytes()), text_column))
+        return Table(_stdin_rows(read_lines("stdin", stdin_bytes()), text_column))
     if not path.exists():
         raise _not_found(path)
     kind = _kind(path)
+    if delimiter is not None and kind in (".csv", ".tsv"):
+        return Table(_csv_rows(source, separator(delimiter)))
+    if delimiter is not None:
+        raise StrettoError(f"Expected a .csv or .tsv file beside --delimiter, got '{source}'. Leave it out.")
     if kind == ".parquet":
         return _parquet(source)
     if kind == ".txt":
@@ -69,12 +73,6 @@ def open_table(source: str, split: str | None = None, text_column: str = "text")
             f"got '{path.name}'. Rename or convert the file."
         )
     return Table(_ROWS_OF[kind](source))
-
-
-def stdin_bytes() -> IO[bytes]:
-    if sys.stdin is None:
-        raise StrettoError("Expected texts on stdin, got a closed stdin. Name a file, or pipe the texts in.")
-    return sys.stdin.buffer
 
 
 def listed(names: Iterable[str], most: int = 20) -> str:
@@ -112,37 +110,22 @@ def _not_found(path: Path) -> StrettoError:
 # ---- text files --------------------------------------------------------------------------------------------
 
 
-def _lines(source: str, stream: IO[bytes] | None = None) -> Generator[str, None, None]:
-    """The lines of a UTF-8 file, line ends kept; decoded one by one, so that a bad byte can be placed."""
-    number = 0
-    opener: Callable[..., Any] = gzip.open if source.lower().endswith(".gz") else open
-    try:
-        with nullcontext(stream) if stream else opener(source, "rb") as file:
-            for number, raw in enumerate(file, start=1):
-                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise StrettoError(
-            f"{source}:{number}: expected UTF-8, got the byte 0x{error.object[error.start]:02x} at byte "
-            f"{error.start + 1} of the line. Save the file as UTF-8 (for example: iconv -f latin1 -t utf-8)."
-        ) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise StrettoError(
-            f"{source}:{number + 1}: expected a whole gzip file, got one cut short or damaged ({error}). "
-            "Copy or compress it again."
-        ) from None
-    except OSError as error:
-        raise StrettoError(
-            f"{source}: expected a readable file, got '{error.strerror}'. Check its permissions."
-        ) from None
+def separator(name: str) -> str:
+    """The character that --delimiter names."""
+    found = {"tab": "\t", "\\t": "\t"}.get(name, name)
+    if len(found) != 1 or found in '"\r\n':
+        raise StrettoError(f"Expected one character or 'tab' as the delimiter, got '{name}'. Write --delimiter ';'.")
+    return found
 
 
-def _csv_rows(source: str, dialect: str = "excel") -> Rows:
+def _csv_rows(source: str, delimiter: str = ",") -> Rows:
     csv.field_size_limit(LONGEST_FIELD)
-    with closing(_lines(source)) as lines:  # at once, also when a row is bad: nobody knows when a traceback goes
-        yield from _csv_values(source, csv.reader(lines, dialect, strict=True))  # strict: a stray quote is an error
+    with closing(read_lines(source)) as lines:  # at once, also when a row is bad: nobody knows when a traceback goes
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)  # strict: a stray quote is an error
+        yield from _csv_values(source, reader, delimiter)
 
 
-def _csv_values(source: str, reader: Any) -> Rows:
+def _csv_values(source: str, reader: Any, delimiter: str) -> Rows:
     header: list[str] | None = None
     line = 1
     try:
@@ -153,6 +136,7 @@ def _csv_values(source: str, reader: Any) -> Rows:
                 continue
             if header is None:
                 header = values
+                check_separated(where, header, delimiter)
                 if len(set(header)) < len(header):
                     raise StrettoError(f"{where}: expected different column names, got {listed(header)}. Rename one.")
             elif len(values) != len(header):
@@ -169,19 +153,54 @@ def _csv_values(source: str, reader: Any) -> Rows:
         ) from None
 
 
+def check_separated(where: str, header: list[str], delimiter: str) -> None:
+    """Refuse a single column whose name shows that another character separates the fields."""
+    other = next((each for each in ",;\t|" if each != delimiter and each in header[0]), None)
+    if len(header) == 1 and other is not None:
+        shown, name = repr(delimiter), "tab" if other == "\t" else f"'{other}'"
+        raise StrettoError(
+            f"{where}: expected columns separated by {shown}, got the one column {header[0]!r:.60}, which seems to be "
+            f"separated by {name}. Add --delimiter {name} (in Python: Columns(delimiter={other!r}))."
+        )
+
+
 def _tsv_rows(source: str) -> Rows:
-    return _csv_rows(source, "excel-tab")
+    return _csv_rows(source, "\t")
 
 
 def _jsonl_rows(source: str) -> Rows:
-    with closing(_lines(source)) as lines:
+    with closing(read_lines(source)) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield f"{source}:{number}", _json_object(f"{source}:{number}", line)
 
 
+def _json_rows(source: str) -> Rows:
+    """One list of objects, as `stretto predict` writes it, or an object per line."""
+    with closing(read_lines(source)) as lines:
+        first = next(lines, "")
+        if not first.lstrip().startswith("["):
+            lines.close()
+            yield from _jsonl_rows(source)
+            return
+        try:
+            rows = json.loads(first + "".join(lines))
+        except (ValueError, RecursionError) as error:
+            raise StrettoError(
+                f"{source}: expected a JSON list of objects, got bad JSON ({error}). Correct it, or write one object "
+                "per line."
+            ) from None
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row, dict):
+                raise StrettoError(
+                    f"{source}:{number}: expected a JSON list of objects, got {row!r:.60} in it. "
+                    'Write each row as {"text": ..., "label": ...}.'
+                )
+            yield f"{source}:{number}", row
+
+
 def _txt_rows(source: str, text_column: str) -> Rows:
-    for number, line in enumerate(_lines(source), start=1):
+    for number, line in enumerate(read_lines(source), start=1):
         yield f"{source}:{number}", {text_column: line.rstrip("\r\n")}
 
 
@@ -214,7 +233,7 @@ _ROWS_OF: dict[str, Callable[[str], Rows]] = {
     ".csv": _csv_rows,
     ".tsv": _tsv_rows,
     ".jsonl": _jsonl_rows,
-    ".json": _jsonl_rows,
+    ".json": _json_rows,
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,15 +71,37 @@ class Folder:
         try:
             saved = load_file(self.weights) if self.weights else {}
             fitting = {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
+            built = module.state_dict()
             if new_labels:
-                built = module.state_dict()
                 fitting = {k: built[k] if k in built and built[k].shape != v.shape else v for k, v in fitting.items()}
             module.load_state_dict(fitting)
-        except (SafetensorError, RuntimeError, OSError) as error:
+        except RuntimeError as error:
             raise StrettoError(
-                f"Expected {WEIGHTS} to hold the weights of {self.method}, got an unreadable or unfitting file "
+                f"Expected {WEIGHTS} to fit {self.method}, got {unfit_weights(fitting, built)}. "
+                "Train again, or copy the folder again."
+            ) from error
+        except (SafetensorError, OSError) as error:
+            raise StrettoError(
+                f"Expected {WEIGHTS} to hold the weights of {self.method}, got an unreadable file "
                 f"({str(error).splitlines()[0]}). Train again, or copy the folder again."
             ) from error
+
+
+def unfit_weights(saved: Mapping[str, torch.Tensor], built: Mapping[str, torch.Tensor]) -> str:
+    """The first weight that does not fit, and why."""
+    for name in sorted({*saved, *built}):
+        if name not in saved:
+            return f"none for {name} of shape {tuple(built[name].shape)}"
+        if name not in built:
+            return f"{name} of shape {tuple(saved[name].shape)}, which it does not have"
+        if saved[name].shape != built[name].shape:
+            return f"{name} of shape {tuple(saved[name].shape)} in place of {tuple(built[name].shape)}"
+    return "weights of another form"
+
+
+def others(names: Sequence[str]) -> str:
+    """' and 3 more', behind the first of several names."""
+    return f" and {len(names) - 1} more" if names[1:] else ""
 
 
 def read_folder(name_or_path: str) -> Folder | None:
@@ -165,7 +187,7 @@ def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: 
                 name_or_path,
                 dtype=torch.float32,
                 attn_implementation="eager" if model_type == "mpnet" else "sdpa",  # MPNet has no other
-                ignore_mismatched_sizes=new_labels,
+                ignore_mismatched_sizes=True,  # named below
                 use_safetensors=safetensors_only or None,  # None: or else pytorch_model.bin
                 output_loading_info=True,
                 **NO_CODE,
@@ -177,20 +199,28 @@ def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: 
             f"Expected readable weights{form} in '{name_or_path}', got {told(error)}. "
             "The download or copy may be incomplete: fetch it again."
         ) from error
-    fresh = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
-    check_fresh(name_or_path, fresh, model.base_model_prefix, new_head=new_labels)
+    shapes = {key: (tuple(saved), tuple(built)) for key, saved, built in report["mismatched_keys"]}
+    check_fresh(name_or_path, {*report["missing_keys"], *shapes}, shapes, model.base_model_prefix, new_head=new_labels)
     return model
 
 
-def check_fresh(name_or_path: str, fresh: set[str], prefix: str, *, new_head: bool) -> None:
+def check_fresh(
+    name_or_path: str, fresh: set[str], shapes: Mapping[str, tuple[Any, Any]], prefix: str, *, new_head: bool
+) -> None:
     """Refuse a model some of whose weights (`fresh`) were not in its file: it would answer at random.
 
-    A head that is about to be trained may be new, and the pooler is part of it."""
+    `shapes` are those in the file and those the config asks for, where they differ. A head that is about to be trained
+    may be new, and the pooler is part of it."""
     head = {key for key in fresh if not key.startswith(f"{prefix}.") or key.startswith(f"{prefix}.pooler.")}
-    if lacking := sorted(fresh - head):
-        more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
+    if unfit := sorted(shapes.keys() - (head if new_head else set())):
+        saved, built = shapes[unfit[0]]
         raise StrettoError(
-            f"Expected the weights of every layer in '{name_or_path}', got none that fit for {lacking[0]}{more}. "
+            f"Expected {unfit[0]} of shape {built}, as config.json in '{name_or_path}' says, got {saved} in its weights"
+            f"{others(unfit)}. Copy config.json and the weights of the same model."
+        )
+    if lacking := sorted(fresh - head):
+        raise StrettoError(
+            f"Expected the weights of every layer in '{name_or_path}', got none for {lacking[0]}{others(lacking)}. "
             "The file may be incomplete or of another model: fetch it again."
         )
     if head and not new_head:
