@@ -254,7 +254,7 @@ class State:
         return self._provided("attention_received")
 
     def spend(self, macs: int | Tensor, who: Tensor | None = None) -> None:
-        """Own up to the deciders' work: multiply-adds of the sequences `who` (indices; None: all live ones), one number
+        """Count the deciders' work: multiply-adds of the sequences `who` (indices; None: all live ones), one number
         for each of them or a tensor with one entry per sequence."""
         if who is None:
             self.spent = self.spent + macs

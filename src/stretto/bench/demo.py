@@ -1,8 +1,8 @@
 """The demo: fine-tune an encoder, teach it to exit early, and show what that is worth.
 
-Without further ado it takes MiniLM-L6 and 12,808 film review snippets (fresh or rotten?), both out of packages, so that
-nothing is fetched from anywhere; with `model` and `data` it does the same for the user's own. Interrupted, it goes on
-where it was; finished, it measures again without training.
+Default: MiniLM-L6 and 12,808 film review snippets (fresh or rotten?), both from installed packages, so that nothing is
+downloaded. With `model` and `data` it does the same for the user's own. An interrupted demo resumes; a finished one
+measures again without training.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def run_demo(demo: Demo, output: str | Path, *, progress: bool = True, tell: Tel
 
     folder = output / "model"
     if (folder / "stretto.json").exists():
-        tell(f"2/5  Already trained: {folder} (delete it to train anew)")
+        tell(f"2/5  Already trained: {folder} (delete it to train again)")
     else:
         tell(f"2/5  Fine-tuning the encoder for {demo.epochs:g} epochs, then training its exits ({demo.method})")
         fit(demo, parts, folder, progress)

@@ -12,7 +12,7 @@ Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime
 Differs from the paper: configurations are fractions of the input's length; none is measured twice; the search stops
 early when the area under the frontier has grown by less than `LEAST_GROWTH` over the last `patience` iterations.
 
-A search can be killed and goes on where it was: each measurement is written down beside the model, and all that is
+A killed search can be resumed: each measurement is written down beside the model, and all that is
 random follows from the seed and the iteration's number. The end result is that of an uninterrupted search.
 """
 
@@ -123,7 +123,7 @@ class SearchResult:
     examples: int
     """Examples that candidates were measured on."""
     finished: bool
-    """False if the time was up; the same search then goes on from here."""
+    """False if the time was up; the same search then resumes here."""
 
 
 def search(

@@ -65,7 +65,7 @@ def engine(
 def model(
     model: ModelFolder,
     data: Annotated[str, Argument(metavar="DATA", help="Texts such as the model will meet (labels are not needed).")],
-    dials: Annotated[str | None, Option(help="Dials; without it the default and those for a few budgets.")] = None,
+    dials: Annotated[str | None, Option(help="Dials; default: the default and those for a few budgets.")] = None,
     text: Text = None,
     text_b: TextB = None,
     delimiter: Delimiter = None,

@@ -20,8 +20,8 @@ stretto demo --limit 2000 --epochs 1 --output quick-demo
 
 
 def demo(
-    model: Annotated[str | None, Option(help="Encoder: a folder or a hub name; without it MiniLM-L6.")] = None,
-    data: Annotated[str | None, Option(help="Labelled texts (a test part is split off); without it reviews.")] = None,
+    model: Annotated[str | None, Option(help="Encoder: a folder or a hub name; default: MiniLM-L6.")] = None,
+    data: Annotated[str | None, Option(help="Labelled texts (a test part is split off); default: reviews.")] = None,
     output: Annotated[Path, Option(help="Folder for the model and the report.")] = Path("demo-output"),
     text: Text = None,
     text_b: TextB = None,

@@ -28,7 +28,7 @@ def depths(
     model: ModelFolder,
     top: Annotated[int, Option(min=0, help="How many of the shallowest and of the deepest words to show.")] = 20,
     at_least: Annotated[int, Option(min=1, help="Leave out words that were met less often.")] = 1,
-    dial: Annotated[float | None, Option(help="Depths at this dial; without it as the model was trained.")] = None,
+    dial: Annotated[float | None, Option(help="Depths at this dial; default: as the model was trained.")] = None,
     json: Json = None,
     plot: Annotated[
         str | None,

@@ -18,7 +18,7 @@ stretto methods --json
 
 
 def methods(
-    name: Annotated[str | None, Argument(help="One method, told in full.", show_default=False)] = None,
+    name: Annotated[str | None, Argument(help="One method, described in full.", show_default=False)] = None,
     json: Json = None,
 ) -> None:
     """List the methods, or describe one in full."""

@@ -32,7 +32,7 @@ stretto evaluate reviews-model owner/dataset --split test --text sentence
 def evaluate(
     model: ModelFolder,
     data: Labelled,
-    dials: Annotated[str | None, Option(help="Dials, separated by commas; without it the method's own sweep.")] = None,
+    dials: Annotated[str | None, Option(help="Dials, separated by commas; default: the method's own sweep.")] = None,
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,

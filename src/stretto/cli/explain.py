@@ -38,7 +38,7 @@ def explain(
     model: ModelFolder,
     text: TextArgument,
     text_b: Annotated[str | None, Option(help="The second text of a pair.")] = None,
-    dial: Annotated[float | None, Option(help="Trades score for cost; without it the model's own dial.")] = None,
+    dial: Annotated[float | None, Option(help="Trades score for cost; default: the model's own dial.")] = None,
     html: Annotated[
         str | None, Option(metavar="FILE", help="Write a page with all layers and tokens.", callback=output_file)
     ] = None,

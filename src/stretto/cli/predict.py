@@ -46,7 +46,7 @@ def predict(
         str | None,
         Option(metavar="FILE", help="Answers: .jsonl or .csv; default: stdout.", callback=output_file),
     ] = None,
-    dial: Annotated[float | None, Option(help="Trades score for cost; without it the model's own dial.")] = None,
+    dial: Annotated[float | None, Option(help="Trades score for cost; default: the model's own dial.")] = None,
     text: Text = None,
     text_b: TextB = None,
     delimiter: Delimiter = None,

@@ -29,7 +29,7 @@ stretto train reviews.csv --model my-encoder --method alberta --output reviews-m
 Further flags: the settings of the method alberta (`stretto methods alberta`), such as --no-revpc, and every name of
 transformers.TrainingArguments, such as --num-train-epochs 5, --max-steps 1000, --learning-rate 5e-4,
 --per-device-train-batch-size 64, --save-steps 100, --seed 1, --report-to tensorboard.
-An interrupted run goes on where it was when the same command is given again.
+An interrupted run resumes when the same command is given again.
 """
 
 

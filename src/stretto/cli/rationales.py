@@ -26,7 +26,7 @@ PANELS = {"average_precision": "mean average precision", "false_positive_rate": 
 def rationales(
     model: ModelFolder,
     data: Rationales,
-    dial: Annotated[float | None, Option(help="For what the method keeps; without it the model's own dial.")] = None,
+    dial: Annotated[float | None, Option(help="For what the method keeps; default: the model's own dial.")] = None,
     limit: Annotated[int | None, Option(min=1, help="Most texts to look at (a sample).")] = None,
     split: Split = None,
     seed: Seed = 42,

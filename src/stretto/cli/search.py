@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 EXAMPLES = """
 stretto search reviews-model dev.csv
 stretto search reviews-model dev.csv --limit 500 --iterations 15 --plot frontier.png
-stretto search reviews-model dev.csv --max-seconds 3600      # the same command goes on later
+stretto search reviews-model dev.csv --max-seconds 3600      # the same command resumes later
 stretto search reviews-model dev.csv --output searched-model --json search.json
 
-An interrupted search goes on where it was when the same command is given again.
+An interrupted search resumes when the same command is given again.
 """
 
 
 def search(
     model: ModelFolder,
     data: Labelled,
-    output: Annotated[str | None, Option(metavar="DIR", help="Folder for the result; without it the model's.")] = None,
+    output: Annotated[str | None, Option(metavar="DIR", help="Folder for the result; default: the model's.")] = None,
     limit: Annotated[int | None, Option(min=1, help="Most examples to measure candidates on (a sample).")] = None,
     iterations: Annotated[int, Option(min=1, help="Most iterations.")] = 30,
     mutations: Annotated[int, Option(min=0, help="Mutants per iteration.")] = 30,

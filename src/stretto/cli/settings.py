@@ -66,7 +66,7 @@ def take_flags(
     """Split a command line into what its declared options take and the settings: (the rest, {name: text}).
 
     `options` names the declared options and says of each whether a value follows it; `known` are the settings there
-    are and their types (without it all)."""
+    are and their types (default: all)."""
     known = all_types() if known is None else known
     rest: list[str] = []
     settings: dict[str, str] = {}

@@ -32,13 +32,14 @@ stretto train pairs.tsv --text premise --text-b hypothesis --label gold --model 
 stretto train scores.csv --task regression --method lte --model bert-base-uncased --output out
 stretto train names.jsonl --task tokens --method length_adaptive --model bert-base-cased --output names-model
 stretto train squad.jsonl --task span --method length_adaptive --model bert-base-uncased --max-length 384 --output out
+stretto train reviews.csv --method length_adaptive+deebert --model bert-base-uncased --output out   # two methods
 stretto train train.csv --model ./fine-tuned --skip backbone --output out      # only the exits learn
 stretto train --config run.yaml --learning-rate 3e-5                           # flags win over the file
 torchrun --nproc-per-node 2 -m stretto train reviews.csv --model bert-base-uncased --output reviews-model
 
 Further flags: the settings of the method (`stretto methods NAME`) and every name of transformers.TrainingArguments,
 such as --per-device-train-batch-size 16, --seed 1, --max-steps 100 (of each stage), --report-to tensorboard.
-An interrupted run goes on where it was when the same command is given again.
+An interrupted run resumes when the same command is given again.
 """
 
 DEV_FRACTION = 0.1
@@ -97,8 +98,8 @@ def train(
     ] = None,
     model: Annotated[str | None, Option(help="Encoder to start from: a folder or a hub name.")] = None,
     output: Annotated[str | None, Option(help="Folder for the trained model.")] = None,
-    method: Annotated[str | None, Option(help="Method (`stretto methods` lists them); without it deebert.")] = None,
-    dev: Annotated[str | None, Option(help="Labelled texts to measure on; without it a tenth of DATA.")] = None,
+    method: Annotated[str | None, Option(help="Method (`stretto methods` lists them); default: deebert.")] = None,
+    dev: Annotated[str | None, Option(help="Labelled texts to measure on; default: a tenth of DATA.")] = None,
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
@@ -106,14 +107,14 @@ def train(
     split: Split = None,
     dev_split: Annotated[str | None, Option(help="Split of a hub dataset to measure on.")] = None,
     task: Annotated[str | None, Option(help=f"{', '.join(TASKS)}; default: {DEFAULT_TASK}.")] = None,
-    max_length: Annotated[int | None, Option(min=1, help="Longest input in tokens; without it the encoder's.")] = None,
+    max_length: Annotated[int | None, Option(min=1, help="Longest input in tokens; default: the encoder's.")] = None,
     stride: Annotated[int | None, Option(min=0, help="Tokens that windows of a context share (task span).")] = None,
     skip: Annotated[str | None, Option(help="Stages to leave out: 'backbone' if MODEL knows the task.")] = None,
     attention_dropout: Annotated[
         float | None,
-        Option(min=0, max=1, help="Dropout of attention in training; without it the encoder's. 0 saves time on a CPU."),
+        Option(min=0, max=1, help="Dropout of attention in training; default: the encoder's. 0 saves time on a CPU."),
     ] = None,
-    dtype: Annotated[str | None, Option(help="float32 (without it) or int8: what is measured.")] = None,
+    dtype: Annotated[str | None, Option(help="What is measured: float32 (default) or int8.")] = None,
     config: Annotated[Path | None, Option(help="A YAML file with the same names; flags win over it.")] = None,
     overwrite: Annotated[bool | None, Option("--overwrite", help="Replace a finished model.")] = None,
     restart: Annotated[bool | None, Option("--restart", help="Discard an unfinished run at OUTPUT.")] = None,

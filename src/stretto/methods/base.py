@@ -35,11 +35,11 @@ class Dial:
     off: float
     """At this value the full model runs."""
     sweep: tuple[float, ...]
-    """Values worth trying, from dearest to cheapest; cost never rises along them if the method is `monotone`."""
+    """Values worth trying, from most expensive to cheapest; cost never rises along them if the method is `monotone`."""
     upper: float = float("inf")
     lower: float = 0.0
     trained: float | None = None
-    """The dearest value of the sweep that was trained, if that is not off: what the default dial is compared with."""
+    """The most expensive value of the sweep that was trained, if not off: what the default dial is compared with."""
 
     def check(self, value: float | Tensor) -> None:
         values = torch.as_tensor(value, dtype=torch.float64)

@@ -62,7 +62,7 @@ class DepthReconstructionConfig(WordDepthConfig):
     mask_share: SomeShare = 0.15
     """Part of the words that is masked at a time."""
     unlabelled: str = ""
-    """File of texts without labels to train it on and to fill the table from; without it the training texts."""
+    """File of texts without labels to train it on and to fill the table from; default: the training texts."""
     table_texts: Count = 2000
     """How many of the texts fill the table; 0 means all. Each takes 1 / mask-share passes."""
     keep_estimator: bool = False

@@ -17,7 +17,7 @@ Differs from the paper: configurations are fractions of the input's length, so t
 sequence of a batch is cut by its own length; LayerDrop spares the full model, which teaches the others; the
 configuration may differ from sequence to sequence of a batch, as the dial may.
 
-Dial: the budget. The dearest configuration found by the search (before it: of constant ratio) whose cost on the
+Dial: the budget. The most expensive configuration found by the search (before it: of constant ratio) whose cost on the
 search data was at most this. 1 is the full model.
 """
 
@@ -165,7 +165,7 @@ class LengthAdaptive(LengthDrop):
     name = "length_adaptive"
     Config = LengthAdaptiveConfig
     dial = Dial(
-        "budget", "the dearest configuration that costs at most this fraction of the full model is used",
+        "budget", "the most expensive configuration that costs at most this fraction of the full model is used",
         off=1.0, sweep=(1.0,), upper=1.0,
     )  # fmt: skip
 

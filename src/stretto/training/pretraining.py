@@ -1,7 +1,7 @@
 """Masked-LM pretraining of our own architectures on plain text.
 
 `pretrain` is resumable, as `stretto.training.train` is: checkpoints are in `OUTPUT.work` until the end, and a run
-started again with the same plan goes on from the last one to the same result.
+started again with the same plan resumes from the last one and ends with the same result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Training: the stages of a method, one after another, each a run of `transformers.Trainer`.
 
 `train` is resumable. Its work folder (`OUTPUT.work`) keeps a checkpoint per epoch of the running stage and the end
-result of each finished stage; started again with the same plan after a kill, it goes on from there to the same result.
+result of each finished stage. Started again with the same plan after a kill, it resumes there and ends with the same
+result.
 """
 
 from __future__ import annotations
