@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, overload
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones import backbone_for
-from stretto.data.batches import windows
+from stretto.data.batches import WINDOW, as_they_come, windows
 from stretto.data.tokenise import Encoded, Feature, mask_id_of, max_length_of
 from stretto.engine.cost import Cost
 from stretto.engine.decider import Decider
@@ -30,7 +30,7 @@ from stretto.saving.folder import (
     read_folder,
     write_folder,
 )
-from stretto.saving.points import OperatingPoint
+from stretto.saving.points import OperatingPoint, budget_named
 from stretto.state import Inputs, Output, Trace
 from stretto.tasks import Logits, Prediction, Task
 
@@ -201,47 +201,90 @@ class AdaptiveModel(nn.Module):
         self.method.dial.check(dial)
         return dials.expand(count)
 
-    @overload
-    def predict(self, texts: Text, dial: float | Tensor | None = None, batch_size: int = 32) -> Any: ...
+    def dials_for(self, dial: float | Tensor | None, budget: str | Sequence[str] | None, count: int) -> Tensor:
+        """[count] the dial of each input, by dials or by the names of budgets that the model has."""
+        if budget is None:
+            return self.dials_of(dial, count)
+        if dial is not None:
+            raise StrettoError(f"Expected a dial or a budget, got both ({dial}, {budget!r:.60}). Leave one out.")
+        names = [budget] * count if isinstance(budget, str) else list(budget)
+        if len(names) != count:
+            raise StrettoError(
+                f"Expected one budget, or one for each of {count} inputs, got {len(names)}. Name one for each."
+            )
+        dials = {name: budget_named(self.operating_points, name, self.dtype).dial for name in dict.fromkeys(names)}
+        return self.dials_of(torch.tensor([dials[name] for name in names], dtype=torch.float64), count)
+
     @overload
     def predict(
-        self, texts: Sequence[Text | list[str]], dial: float | Tensor | None = None, batch_size: int = 32
-    ) -> list[Any]: ...
+        self, texts: Text, dial: float | Tensor | None = None, batch_size: int = 32, *, budget: str | None = None
+    ) -> Any: ...
+    @overload
+    def predict(
+        self, texts: Sequence[Text | list[str]], dial: float | Tensor | None = None, batch_size: int = 32, *,
+        budget: str | Sequence[str] | None = None,
+    ) -> list[Any]: ...  # fmt: skip
 
     def predict(
-        self, texts: Text | Sequence[Text | list[str]], dial: float | Tensor | None = None, batch_size: int = 32
-    ) -> Any:
+        self, texts: Text | Sequence[Text | list[str]], dial: float | Tensor | None = None, batch_size: int = 32, *,
+        budget: str | Sequence[str] | None = None,
+    ) -> Any:  # fmt: skip
         """Answer one input (a string or a tuple: see `Text`) or a list of them, in order, `batch_size` at once.
 
-        The answers are `Prediction`s of the task's own kind, such as `LabelPrediction`."""
+        `dial`, or a `budget` by its name, may be one for all or one for each. The answers are `Prediction`s of the
+        task's own kind, such as `LabelPrediction`."""
         if isinstance(texts, (str, tuple)):
-            return self.predict([texts], dial, batch_size)[0]
+            return self.predict([texts], dial, batch_size, budget=budget)[0]
         if isinstance(texts, (Mapping, Set)) or not isinstance(texts, Iterable):
             raise StrettoError(
                 f"Expected one input (such as {self.task.example}) or a list of them, got {texts!r:.60}. "
                 "Pass the texts alone."
             )
-        return self.answer(self.encode([self.task.check_input(text) for text in texts]), dial, batch_size)
+        inputs = [self.task.check_input(text) for text in texts]
+        dials = self.dials_for(dial, budget, len(inputs))
+        return [answer for group in self.stream(inputs, dials, batch_size) for answer in group.answers]
+
+    def stream(
+        self, inputs: Iterable[tuple[str, ...]], dial: float | Tensor | None = None, batch_size: int = 32, *,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> Iterator[Answered]:  # fmt: skip
+        """Answer any number of inputs, in order, a few batches at a time; no more than these are in memory.
+
+        Inputs that have come are answered as soon as `ready` says that the next one has not. `dial` may be one for
+        each of a known number of inputs ([n])."""
+        check_batch_size(batch_size)
+        done = 0
+        for group in as_they_come(inputs, WINDOW * batch_size, ready):
+            here = dial[done : done + len(group)] if isinstance(dial, Tensor) and dial.dim() else dial
+            yield self.answer(self.encode(group), here, batch_size)
+            done += len(group)
 
     def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any] | None = None) -> Encoded:
         """Tokenise inputs (and labels, one per input, as in a `Dataset`) as the task wants them."""
         return self.task.encode(self.tokenizer, texts, self.max_length, labels, words=self.method.reads_words)
 
-    def answer(self, encoded: Encoded, dial: float | Tensor | None = None, batch_size: int = 32) -> list[Any]:
-        """Answer what `encode` has tokenised, in order. A dial per input ([n]) holds for all its windows."""
-        check_batch_size(batch_size)
+    def answer(self, encoded: Encoded, dial: float | Tensor | None = None, batch_size: int = 32) -> Answered:
+        """Answer what `encode` has tokenised. A dial per input ([n]) holds for all its windows."""
         dials = self.dials_of(dial, len(encoded.texts))
-        if not encoded.features:
-            return []
         of = torch.tensor(encoded.example_of)
         logits, trace = self.run_features(encoded.features, dials[of], batch_size)
         cost = Cost.of(trace, self.backbone).per_example(of, len(encoded.texts))
-        return [
+        answers = [
             dataclasses.replace(answer, depth=depth, cost=share)
             for answer, depth, share in zip(
                 self.task.decode(logits, encoded), cost.depth.tolist(), cost.per_sequence.tolist(), strict=True
             )
         ]
+        return Answered(encoded, answers, cost)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """Inputs, tokenised, with their answers in the same order and what these cost together."""
+
+    encoded: Encoded
+    answers: list[Any]
+    cost: Cost
 
 
 def check_weights(model: nn.Module, name_or_path: str) -> None:

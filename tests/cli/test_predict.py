@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 import errno
+import gzip
+import io
 import json
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pyarrow.parquet
 import pytest
 from commands import ENVIRONMENT, run
 from sources import jsonl, write
@@ -51,6 +56,49 @@ def test_predict_from_file_to_file_keeps_order_and_texts(model: Path, tmp_path: 
     assert [row["text"] for row in table] == ODD_TEXTS
     assert {row["depth"] for row in table} == {"4"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.csv", "out.jsonl"]
+
+
+def test_every_format_holds_the_same_rows(model: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.csv", 'text,id\na good film,1\n"dull, \nlong",2\n\tquite poor,3\n')
+    read = {
+        "out.jsonl": lambda path: [json.loads(line) for line in path.read_text().splitlines()],
+        "out.json": lambda path: json.loads(path.read_text()),
+        "out.jsonl.gz": lambda path: [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()],
+        "out.csv": lambda path: list(csv.DictReader(io.StringIO(path.read_bytes().decode(), newline=""))),
+        "out.tsv.gz": lambda path: list(
+            csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode(), newline=""), dialect="excel-tab")
+        ),
+        "out.parquet": lambda path: pyarrow.parquet.read_table(path).to_pylist(),
+    }
+    rows = {}
+    for name, reader in read.items():
+        result = run("predict", model, source, "--keep", "id", "--output", tmp_path / name, "--batch-size", 1)
+        assert result.exit_code == 0, result.stderr
+        assert f"wrote 3 answers to {tmp_path / name}" in result.stderr
+        rows[name] = [{key: str(value) for key, value in row.items()} for row in reader(tmp_path / name)]
+        assert rows[name] == rows["out.jsonl"]
+    assert [row["text"] for row in rows["out.json"]] == ["a good film", "dull, \nlong", "\tquite poor"]
+
+
+def test_the_average_cost_is_that_of_evaluate(model: Path, data: Path, tmp_path: Path) -> None:
+    result = run("predict", model, data, "--output", tmp_path / "out.jsonl", "--dial", 0.97, "--batch-size", 3)
+    points = json.loads(run("evaluate", model, data, "--dials", "0.97", "--json").stdout)["points"]
+    assert f"average cost {points[0]['cost']:.2f}" in result.stderr
+
+
+def test_progress_knows_how_many_there_are(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stretto.data.records import read
+
+    totals = []
+    monkeypatch.setattr("stretto.cli.predict.on_terminal", lambda: True)
+    monkeypatch.setattr("tqdm.auto.tqdm", lambda total, **_: totals.append(total) or nullcontext(mock.Mock()))
+    csv_file = write(tmp_path / "in.csv", 'text\na\n"b\nc"\n\n')
+    assert run("predict", model, csv_file, "--output", tmp_path / "o.jsonl").exit_code == 0
+    assert totals == [2]
+    assert read(write(tmp_path / "in.jsonl", '{"text": "a"}\n\n{"text": "b"}'), labelled=False).count() == 2
+    assert read(write(tmp_path / "in.txt", "a\n\nb\n"), labelled=False).count() == 3
+    assert read(write(tmp_path / "in.csv.gz", "text\na\n"), labelled=False).count() is None
+    assert read(write(tmp_path / "bad.csv", b"text\n\xff\n"), labelled=False).count() is None
 
 
 def test_predict_pairs_and_named_columns(model: Path, tmp_path: Path) -> None:
@@ -100,7 +148,7 @@ def test_predict_from_stdin_to_stdout(model: Path) -> None:
 
 
 def test_answers_stream(model: Path) -> None:
-    """The first batch is answered while the input is still open; Ctrl-C ends it with 130."""
+    """Lines are answered while the input is still open, half a batch too; Ctrl-C ends it with 130."""
     command = [sys.executable, "-m", "stretto", "predict", str(model), "--batch-size", "2"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # a shell that starts the tests in the background lets them, and their children, ignore SIGINT
@@ -109,9 +157,12 @@ def test_answers_stream(model: Path) -> None:
         assert process.stdin
         assert process.stdout
         assert process.stderr
-        process.stdin.write("one\ntwo\nthree\n")
+        process.stdin.write("one\ntwo\nthree\nfo")
         process.stdin.flush()
-        assert [json.loads(process.stdout.readline())["text"] for _ in range(2)] == ["one", "two"]
+        assert [json.loads(process.stdout.readline())["text"] for _ in range(3)] == ["one", "two", "three"]
+        process.stdin.write("ur\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["text"] == "four"
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
@@ -120,18 +171,22 @@ def test_answers_stream(model: Path) -> None:
 
 def test_memory_is_bounded_by_a_few_batches(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are answered before the next ones are read."""
-    from stretto.data.records import Record
+    from stretto.data.records import Record, Records
+    from stretto.data.sources import Table
 
     events = []
 
     def read(*_: Any, **__: Any) -> Any:
-        for i in range(7):
-            events.append("read")
-            yield Record((f"film {i}",), None, f"made:{i}")
+        def records() -> Any:
+            for i in range(7):
+                events.append("read")
+                yield Record((f"film {i}",), None, f"made:{i}")
+
+        return Records(records(), Table(iter(())))
 
     answer = AdaptiveModel.answer
     monkeypatch.setattr("stretto.data.records.read", read)
-    monkeypatch.setattr("stretto.data.batches.WINDOW", 3)
+    monkeypatch.setattr("stretto.model.WINDOW", 3)
     monkeypatch.setattr(AdaptiveModel, "answer", lambda *args: events.append("answer") or answer(*args))
     assert run("predict", model, "any", "--batch-size", 1, "--output", tmp_path / "o.jsonl").exit_code == 0
     assert events == ["read"] * 3 + ["answer"] + ["read"] * 3 + ["answer", "read", "answer"]
@@ -154,7 +209,7 @@ def test_a_failure_leaves_what_was_there(
         return answer(*args)
 
     monkeypatch.setattr(AdaptiveModel, "answer", fail_later)
-    monkeypatch.setattr("stretto.data.batches.WINDOW", 1)
+    monkeypatch.setattr("stretto.model.WINDOW", 1)
     result = run("predict", model, data, "--output", output, "--batch-size", 4)
     assert result.exit_code == (130 if isinstance(failure, KeyboardInterrupt) else 1)
     assert result.stderr.splitlines()[-1].startswith("interrupted" if result.exit_code == 130 else "error: ")
@@ -168,7 +223,7 @@ def test_a_failure_leaves_what_was_there(
         (["predict", "MODEL", "DATA", "--output", "/dev/full"], "No space left on device"),
         (["evaluate", "MODEL", "DATA", "--dials", "0", "--json", "/dev/full"], "No space left on device"),
         (["predict", "MODEL", "DATA", "--output", "nowhere/out.csv"], "No such file or directory"),
-        (["predict", "MODEL", "DATA", "--output", "out.parquet"], "ending in .jsonl or .csv, got 'out.parquet'"),
+        (["predict", "MODEL", "DATA", "--output", "out.xlsx"], "(also with .gz) or .parquet, got 'out.xlsx'"),
         (["predict", "MODEL", "DATA", "--output", "MODEL"], "Is a directory"),
         (["predict", "MODEL", "DATA", "--dial", "7"], "the dial 'entropy' between 0 and 1, got 7"),
         (["predict", "MODEL", "nowhere.csv"], "file not found"),

@@ -169,7 +169,7 @@ def test_what_is_refused(encoder: Path, names: Path, questions: Path, data: Path
             "Expected --stride for a task with windows",
         ),
         (["predict", names.with_name("model"), names, "--output", tmp_path / "a.csv"], "hold lists, which .csv cannot"),
-        (["predict", names.with_name("model"), names, "--probabilities"], "Expected --probabilities for a model that"),
+        (["predict", names.with_name("model"), names, "--probabilities"], "Expected probabilities of a model that"),
         (
             [
                 "train",

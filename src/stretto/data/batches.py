@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar, cast
 
 from tqdm.auto import tqdm
 
 from stretto.data.tokenise import Feature, as_inputs, collate
 from stretto.state import Inputs
 
+T = TypeVar("T")
+
 #: The most batches, and tokens with their padding, that go through the layers together: what is left of them is joined
 #: where sequences leave or lose tokens. More of them would take more memory, and there is little left to gain.
 WINDOW, WINDOW_TOKENS = 16, 2**16
+
+
+def as_they_come(items: Iterable[T], most: int, ready: Callable[[], bool]) -> Iterator[list[T]]:
+    """Groups of items in their order: at most `most`, and no more than are there without waiting (`ready`)."""
+    source, end = iter(items), object()
+    while (first := next(source, end)) is not end:
+        group = [cast(T, first)]
+        while len(group) < most and ready() and (item := next(source, end)) is not end:
+            group.append(cast(T, item))
+        yield group
 
 
 def batches(features: Sequence[Feature], pad_token_id: int, batch_size: int, progress: str = "") -> Iterator[Inputs]:

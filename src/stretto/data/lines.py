@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import sys
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import nullcontext
 from typing import IO, Any
 
@@ -30,7 +30,7 @@ def stdin_bytes() -> IO[bytes]:
     return sys.stdin.buffer
 
 
-def read_lines(source: str, stream: IO[bytes] | None = None) -> Generator[str, None, None]:
+def read_lines(source: str, stream: Iterable[bytes] | None = None) -> Generator[str, None, None]:
     """The lines of a UTF-8 file, line ends kept; decoded one by one, so that a bad byte can be placed."""
     number = 0
     opener: Callable[..., Any] = gzip.open if source.lower().endswith(".gz") else open

@@ -17,7 +17,7 @@ from stretto.data.columns import Columns, Label, Layout, Texts
 from stretto.data.sources import Table, listed, open_table
 from stretto.errors import StrettoError
 
-__all__ = ["GUESS", "Columns", "Label", "Record", "read"]
+__all__ = ["GUESS", "Columns", "Label", "Record", "Records", "read"]
 
 GUESS = Columns()
 
@@ -33,6 +33,24 @@ class Record:
     given: dict[str, Any] = field(default_factory=dict)  # columns as they stand there: those kept, those of the texts
 
 
+class Records(Iterator[Record]):
+    """Records one by one, and what their source tells of them."""
+
+    def __init__(self, records: Iterator[Record], table: Table) -> None:
+        self.records, self.table = records, table
+
+    def __next__(self) -> Record:
+        return next(self.records)
+
+    def count(self) -> int | None:
+        """How many there are in all, if that can be told quickly."""
+        return self.table.count()
+
+    def ready(self) -> bool:
+        """Whether the next one is there already, or will have to be waited for."""
+        return self.table.ready()
+
+
 def read(
     source: str | os.PathLike[str],
     *,
@@ -41,7 +59,7 @@ def read(
     split: str | None = None,
     labelled: bool = True,
     keep: Sequence[str] = (),
-) -> Iterator[Record]:
+) -> Records:
     """The records of `source` (a path, "-" or a hub id; see `sources`), one by one.
 
     `layout` says what a row should hold (see `columns`). `split` chooses a part of a hub dataset. With `labelled=False`
@@ -49,7 +67,7 @@ def read(
     """
     source = os.fspath(source)
     table = open_table(source, split, columns.text or "text", columns.delimiter)
-    return _records("stdin" if source == "-" else source, table, layout, columns, labelled, keep)
+    return Records(_records("stdin" if source == "-" else source, table, layout, columns, labelled, keep), table)
 
 
 def _records(

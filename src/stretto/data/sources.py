@@ -20,10 +20,12 @@ import re
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stretto.data.lines import read_lines, stdin_bytes
+from stretto.data.pipe import Pipe
 from stretto.errors import StrettoError
 
 Failures = tuple[type[Exception], ...]
@@ -31,6 +33,8 @@ Row = tuple[str, dict[str, Any]]  # where it begins ("reviews.csv:12"), and its 
 Rows = Generator[Row, None, None]  # it may be closed, and its file with it
 
 
+#: Bytes of a text file whose rows are counted for a progress bar; it takes about a second.
+MOST_TO_COUNT = 2**28
 #: Characters of a csv field. Python's own limit, 2¹⁷, is below long texts; without any, a file with an open quote would
 #: be read to its end.
 LONGEST_FIELD = 2**24
@@ -38,10 +42,15 @@ LONGEST_FIELD = 2**24
 
 @dataclass
 class Table:
-    """Rows, plus the names of class numbers, by the column that holds them (hub datasets and their parquet files)."""
+    """Rows, and what else the source tells."""
 
     rows: Rows
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of class numbers, by the column that holds them (hub datasets and their parquet files)."""
+    count: Callable[[], int | None] = lambda: None
+    """How many rows there are, if that can be told quickly."""
+    ready: Callable[[], bool] = lambda: True
+    """Whether the next row is there already, or will have to be waited for."""
 
 
 def open_table(source: str, split: str | None = None, text_column: str = "text", delimiter: str | None = None) -> Table:
@@ -55,24 +64,26 @@ def open_table(source: str, split: str | None = None, text_column: str = "text",
             f"Expected a hub dataset to split, got '{source}' and the split '{split}'. Leave the split out."
         )
     if source == "-":
-        return Table(_stdin_rows(read_lines("stdin", stdin_bytes()), text_column))
+        pipe = Pipe(stdin_bytes())
+        return Table(_stdin_rows(read_lines("stdin", pipe), text_column), ready=pipe.ready)
     if not path.exists():
         raise _not_found(path)
     kind = _kind(path)
     if delimiter is not None and kind in (".csv", ".tsv"):
-        return Table(_csv_rows(source, separator(delimiter)))
+        character = separator(delimiter)
+        return Table(_csv_rows(source, character), count=partial(_count_rows, path, character))
     if delimiter is not None:
         raise StrettoError(f"Expected a .csv or .tsv file beside --delimiter, got '{source}'. Leave it out.")
     if kind == ".parquet":
         return _parquet(source)
     if kind == ".txt":
-        return Table(_txt_rows(source, text_column))
+        return Table(_txt_rows(source, text_column), count=partial(_count_rows, path))
     if kind not in _ROWS_OF:
         raise StrettoError(
             f"{source}: expected a name ending in .csv, .tsv, .jsonl, .json or .txt (also with .gz) or .parquet, "
             f"got '{path.name}'. Rename or convert the file."
         )
-    return Table(_ROWS_OF[kind](source))
+    return Table(_ROWS_OF[kind](source), count=partial(_count_rows, path, "\t" if kind == ".tsv" else ","))
 
 
 def listed(names: Iterable[str], most: int = 20) -> str:
@@ -108,6 +119,24 @@ def _not_found(path: Path) -> StrettoError:
 
 
 # ---- text files --------------------------------------------------------------------------------------------
+
+
+def _count_rows(path: Path, delimiter: str = ",") -> int | None:
+    """Rows of a text file that is not too large to be gone through twice."""
+    kind = _kind(path)
+    if path.suffix.lower() == ".gz" or kind == ".json" or path.stat().st_size > MOST_TO_COUNT:
+        return None
+    with path.open("rb") as file:
+        if kind == ".txt":
+            return sum(1 for _ in file)
+        if kind == ".jsonl":
+            return sum(1 for line in file if line.strip())
+    try:
+        csv.field_size_limit(LONGEST_FIELD)
+        with path.open(encoding="utf-8", newline="") as text:
+            return sum(1 for row in csv.reader(text, delimiter=delimiter) if row) - 1
+    except (csv.Error, UnicodeDecodeError):
+        return None  # reading it will say what is wrong
 
 
 def separator(name: str) -> str:
@@ -257,7 +286,7 @@ def _parquet(source: str) -> Table:
     inner = {name: _element(feature) for name, feature in features.items()}
     classes = {name: tuple(f["names"]) for name, f in inner.items() if f.get("_type") == "ClassLabel"}
     rows = (row for batch in file.iter_batches(batch_size=1024) for row in batch.to_pylist())
-    return Table(_numbered(rows, source, failures), classes)
+    return Table(_numbered(rows, source, failures), classes, count=lambda: int(file.metadata.num_rows))
 
 
 def _element(feature: Any) -> dict[str, Any]:
@@ -298,7 +327,7 @@ def _dataset(source: str, split: str | None) -> Table:
     features = found.features or {}  # unknown for some streamed datasets
     inner = {name: getattr(f, "feature", f) for name, f in features.items()}  # of a list, its elements
     classes = {name: tuple(f.names) for name, f in inner.items() if isinstance(f, datasets.ClassLabel)}
-    return Table(_numbered(found, source, failures), classes)
+    return Table(_numbered(found, source, failures), classes, count=lambda: len(found) if is_folder else None)
 
 
 def _numbered(rows: Iterable[dict[str, Any]], source: str, failures: Failures) -> Rows:
