@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from stretto.engine.decider import Decider
-from stretto.engine.groups import groups
+from stretto.engine.groups import SHORT, groups
 from stretto.engine.packed import PackedEngine
 from stretto.state import Inputs, Output
 
@@ -60,10 +60,26 @@ def padding_up_to(share: float) -> Iterator[None]:
             groups.cache_clear()
 
 
+@contextmanager
+def short_up_to(keys: int) -> Iterator[None]:
+    """Inside, longer sequences than this go to the fused kernel, and local windows skip keys, in stretches of 3."""
+    places = ("groups.SHORT", "attention.SHORT", "windows.SHORT")
+    with ExitStack() as stack:
+        if keys != SHORT:
+            for place in places:
+                stack.enter_context(mock.patch(f"stretto.engine.{place}", keys))
+            stack.enter_context(mock.patch("stretto.engine.windows.STRETCH", 3))
+        groups.cache_clear()
+        try:
+            yield
+        finally:
+            groups.cache_clear()
+
+
 def assert_same(a: Output, b: Output) -> None:
     """Answers, everything the trace counts, and hidden states, if both were asked for them."""
     torch.testing.assert_close(a.logits, b.logits, atol=1e-5, rtol=1e-5)
-    for name in ("lengths", "n_query", "n_key", "n_ffn", "decider_macs"):
+    for name in ("lengths", "n_query", "n_key", "n_ffn", "decider_macs", "skipped"):
         assert torch.equal(getattr(a.trace, name), getattr(b.trace, name)), name
     if a.hidden is not None and b.hidden is not None:
         width = min(a.hidden.shape[1], b.hidden.shape[1])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from pre_norm import FARTHEST, PreNorm, PreNormBackbone, PreNormForTokenClassification
+from patchwork import FARTHEST, Patchwork, register
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
@@ -21,12 +21,14 @@ from stretto.methods.depths import WordDepths
 from stretto.state import Inputs
 from stretto.tasks import Span, Tokens
 
-#: One representative of every backbone class and of every model type that shares one.
+register()
+
+#: Every model type.
 ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "alberta")
 #: One of each backbone class: for tests of methods and engines, which see the class and not the name.
 BACKBONE_CLASSES = tuple(name for name in ARCHITECTURES if name not in ("xlm-roberta", "camembert"))
-#: The same and a pre-LN stack with relative attention, which no Hugging Face model of theirs is.
-STACKS = (*ARCHITECTURES, "pre-norm")
+#: The same and the test architecture that has all that a spec can say.
+STACKS = (*BACKBONE_CLASSES, "patchwork")
 
 WORDS = (
     "a an the this that it movie film plot story actor scene good great fine bad dull poor never not very "
@@ -60,11 +62,7 @@ def tiny_config(model_type: str, n_labels: int = 3, n_layers: int = 4) -> Any:
 def tiny_encoder(model_type: str, n_labels: int = 3, n_layers: int = 4, head: str = "SequenceClassification") -> Any:
     """A random model with weights large enough that layers and positions matter."""
     torch.manual_seed(0)
-    if model_type == "pre-norm":
-        kind = PreNormForTokenClassification if head == "TokenClassification" else PreNorm
-        model: Any = kind(n_labels, n_layers, VOCABULARY)
-    else:
-        model = getattr(transformers, f"AutoModelFor{head}").from_config(tiny_config(model_type, n_labels, n_layers))
+    model = getattr(transformers, f"AutoModelFor{head}").from_config(tiny_config(model_type, n_labels, n_layers))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -76,7 +74,7 @@ def tiny_backbone(
     model_type: str, n_labels: int = 3, n_layers: int = 4, head: str = "SequenceClassification"
 ) -> Backbone:
     encoder = tiny_encoder(model_type, n_labels, n_layers, head)
-    return PreNormBackbone(encoder) if model_type == "pre-norm" else backbone_for(encoder)
+    return Patchwork(encoder) if model_type == "patchwork" else backbone_for(encoder)
 
 
 def random_inputs(lengths: list[int], seed: int = 0, *, side: str = "right", types: bool = True) -> Inputs:

@@ -349,6 +349,9 @@ class Trace:
     """[B, L] rows that got an attention output and went through the FFN."""
     decider_macs: Tensor
     """[B] multiply-adds of everything that is not a layer: exits, predictors, the final head."""
+    skipped: Tensor
+    """[B, L] of the n_key · (n_query + n_ffn) pairs of a query and a key, for scores and for weighted sums, those that
+    were not computed because a local window hides them."""
 
     @property
     def depth(self) -> Tensor:

@@ -113,7 +113,7 @@ def test_the_gemm_limit_makes_the_products_of_a_trace_and_no_others() -> None:
     limit, (d, _, f) = GemmLimit(PackedEngine(backbone)), backbone.specs[0].widths
     rows = [(5, 5, 5), (3, 5, 2), (0, 4, 0), *[(0, 0, 0)] * (backbone.n_layers - 3)]  # all; frozen and dropped; gone
     n_query, n_key, n_ffn = (torch.tensor(column).unsqueeze(0) for column in zip(*rows, strict=True))
-    trace = Trace(torch.tensor([5]), n_query, n_key, n_ffn, torch.zeros(1))
+    trace = Trace(torch.tensor([5]), n_query, n_key, n_ffn, torch.zeros(1), torch.zeros_like(n_key))
     made: list[int] = []
 
     def counted(reads: int, writes: int) -> Any:

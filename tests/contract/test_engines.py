@@ -7,16 +7,16 @@ import dataclasses
 
 import pytest
 import torch
-from executed import assert_same, executed_flops, padding_up_to, small_parts
+from executed import assert_same, executed_flops, padding_up_to, short_up_to, small_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_decisions import CHANCES, Chances, method_for, rows_of
-from tiny import STACKS, random_inputs, tiny_backbone, tiny_config, tiny_encoder, uses_types
+from tiny import ARCHITECTURES, STACKS, random_inputs, tiny_backbone, tiny_config, tiny_encoder, uses_types
 from transformers import AutoModelForSequenceClassification
 
 from stretto.backbones import Backbone, backbone_for
 from stretto.engine.cost import flops
-from stretto.engine.groups import MOST_PADDING, groups
+from stretto.engine.groups import MOST_PADDING, SHORT, groups
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
@@ -35,7 +35,7 @@ def part(output: Output, index: int) -> Output:
     return Output(output.logits[index : index + 1], trace, hidden)
 
 
-@pytest.mark.parametrize("model_type", STACKS)
+@pytest.mark.parametrize("model_type", [*ARCHITECTURES, "patchwork"])
 def test_every_layer_equals_hugging_face(model_type: str) -> None:
     backbone = tiny_backbone(model_type)
     inputs = random_inputs([9, 5, 1, 12, 5], types=uses_types(model_type))
@@ -62,11 +62,13 @@ def test_every_layer_equals_hugging_face(model_type: str) -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     chances=CHANCES, seed=st.integers(0, 99), lengths=st.lists(st.integers(1, 14), min_size=1, max_size=5),
-    padding=st.sampled_from([MOST_PADDING, 1e6]),
+    padding=st.sampled_from([MOST_PADDING, 1e6]), short=st.sampled_from([SHORT, 4]),
 )  # fmt: skip
-def test_random_decisions(model_type: str, chances: Chances, seed: int, lengths: list[int], padding: float) -> None:
+def test_random_decisions(
+    model_type: str, chances: Chances, seed: int, lengths: list[int], padding: float, short: int
+) -> None:
     """reference == packed; alone == in batch == in parts; order and padding do not matter, inside the engine or out."""
-    with padding_up_to(padding):
+    with padding_up_to(padding), short_up_to(short):
         check_random_decisions(model_type, chances, seed, lengths)
 
 
@@ -115,14 +117,16 @@ def check_random_decisions(model_type: str, chances: Chances, seed: int, lengths
         Chances(drop_before=0.2, freeze=0.2, drop_between=0.2, exit=0.2),
     ],
 )
-@pytest.mark.parametrize("model_type", ["bert", "pre-norm"])
-def test_the_ledger_counts_what_every_verb_executes(model_type: str, chances: Chances) -> None:
+@pytest.mark.parametrize(("model_type", "short"), [("bert", SHORT), ("patchwork", SHORT), ("patchwork", 4)])
+def test_the_ledger_counts_what_every_verb_executes(model_type: str, short: int, chances: Chances) -> None:
     backbone = tiny_backbone(model_type)
     lengths = [9, 5, 30, 5, 17]
     method = method_for(backbone, chances, 4, list(range(len(lengths))))
     inputs = random_inputs(lengths, types=uses_types(model_type))
-    executed, output = executed_flops(PackedEngine(backbone), inputs, method, 0.0)
+    with short_up_to(short):
+        executed, output = executed_flops(PackedEngine(backbone), inputs, method, 0.0)
     assert executed == pytest.approx(int(flops(output.trace, backbone).sum()), rel=0.01)
+    assert bool(output.trace.skipped.any()) == (short == 4)
 
 
 def wide_backbone(relative: bool) -> Backbone:

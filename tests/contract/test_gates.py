@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pre_norm
 import pytest
 import torch
 from scripted import Scripted
@@ -14,9 +13,10 @@ from tiny import STACKS, random_inputs, tiny_backbone, uses_types
 from torch import Tensor
 
 from stretto.backbones import Backbone
+from stretto.backbones.plain import affine, attention_probabilities
 from stretto.engine.decider import Silent
 from stretto.engine.packed import PackedEngine
-from stretto.engine.reference import ReferenceEngine
+from stretto.engine.reference import ReferenceEngine, attention_bias
 from stretto.errors import StrettoError
 from stretto.state import Decision, Inputs, State
 
@@ -40,23 +40,19 @@ def gated_layer(backbone: Backbone, layer: int, rows: Tensor, gate: float) -> Te
     """The formula from the layer's modules, for the [n, d] rows of one sequence.
 
     Twice LN(h + p f(h)), or h + p f(LN(h)) in pre-LN layers."""
-    spec = backbone.specs[layer]
-    attention, ffn, pre = spec.attention, spec.ffn, spec.pre_norm
-    read = spec.attention_norm(rows) if pre else rows
-    projections = (attention.query, attention.key, attention.value)
-    q, k, v = (linear(read).view(len(rows), attention.heads, -1) for linear in projections)
-    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
-    if attention.bias is not None:
-        position = torch.arange(len(rows)).unsqueeze(0)
-        scores = scores + attention.bias.scores(position, position)[0]
-    if attention.relative is not None:
-        scores = scores + pre_norm.relative_terms(attention.relative, q, k)
-    context = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v).flatten(1)
-    hidden = rows + gate * attention.output(context)
-    hidden = hidden if pre else spec.attention_norm(hidden)
-    inner = ffn.activation(ffn.into(spec.ffn_norm(hidden) if pre else hidden))
+    spec, position = backbone.specs[layer], torch.arange(len(rows)).unsqueeze(0)
+    attention, ffn = spec.attention, spec.ffn
+    read = spec.attention_norm(rows) if spec.pre_norm else rows
+    everybody = attention_bias(position, torch.ones_like(position, dtype=torch.bool), torch.zeros(position.shape))
+    weights = attention_probabilities(spec, rows.unsqueeze(0), everybody(attention), position)[0]
+    v = affine(attention.value, read).view(len(rows), attention.heads, -1)
+    hidden = rows + gate * attention.output(torch.einsum("hqk,khd->qhd", weights, v).flatten(1))
+    hidden = hidden if spec.pre_norm else spec.attention_norm(hidden)
+    read = spec.ffn_norm(hidden) if spec.pre_norm else hidden
+    inner = ffn.activation(affine(ffn.into, read))
+    inner = inner if ffn.factor is None else inner * affine(ffn.factor, read)
     hidden = hidden + gate * ffn.out(inner)
-    return hidden if pre else spec.ffn_norm(hidden)
+    return hidden if spec.pre_norm else spec.ffn_norm(hidden)
 
 
 @pytest.mark.parametrize("model_type", STACKS)

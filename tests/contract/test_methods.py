@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from executed import assert_same, executed_flops, small_parts
-from tiny import BACKBONE_CLASSES, make, random_inputs, tiny_backbone, uses_types
+from tiny import STACKS, make, random_inputs, tiny_backbone, uses_types
 
 from stretto.engine.cost import Cost, flops, full_flops
 from stretto.engine.packed import PackedEngine
@@ -40,7 +40,7 @@ def row(inputs: Inputs, index: int) -> Inputs:
     return Inputs(inputs.input_ids[keep], inputs.attention_mask[keep], types, notes=notes)
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_engines_agree_along_the_dial(name: str, settings: dict[str, Any], model_type: str) -> None:
     """Whatever the padding: one engine gets it on the left, the other on the right."""
@@ -62,7 +62,7 @@ def test_engines_agree_along_the_dial(name: str, settings: dict[str, Any], model
         assert [int(o.trace.depth) for o in alone] == got.trace.depth.tolist()
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_dial_off_is_the_full_model(name: str, settings: dict[str, Any], model_type: str) -> None:
     backbone = tiny_backbone(model_type)
@@ -124,7 +124,7 @@ def test_a_replay_equals_the_run(name: str, settings: dict[str, Any]) -> None:
         assert_same(replay(backbone, method, recording, dial), engine.run(inputs, method, dial))
 
 
-@pytest.mark.parametrize("model_type", ["bert", "albert", "electra", "distilbert"])
+@pytest.mark.parametrize("model_type", ["bert", "albert", "electra", "patchwork"])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_ledger_equals_the_operations_executed(name: str, model_type: str) -> None:
     backbone = tiny_backbone(model_type)

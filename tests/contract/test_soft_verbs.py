@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from scripted import Scripted
-from tiny import BACKBONE_CLASSES, random_inputs, tiny_backbone, tiny_encoder, uses_types
+from tiny import STACKS, random_inputs, tiny_backbone, tiny_encoder, uses_types
 from torch import Tensor, nn
 
 from stretto.backbones import backbone_for
@@ -41,7 +41,7 @@ def going(state: State) -> Tensor:
 # ---- attention_bias and output_factor ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_large_negative_bias_is_a_drop_for_those_that_stay(model_type: str, side: str) -> None:
     """Said once, before layer 2; it holds for all later layers."""
@@ -64,7 +64,7 @@ def test_a_large_negative_bias_is_a_drop_for_those_that_stay(model_type: str, si
     assert got.trace.n_query[:, 1].tolist() == LENGTHS  # softly dropped tokens are still computed
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 def test_bias_zero_and_factor_one_are_the_full_model(model_type: str) -> None:
     def neutral(state: State) -> Decision:
         if state.point == "before":
@@ -81,7 +81,7 @@ def test_bias_zero_and_factor_one_are_the_full_model(model_type: str) -> None:
     assert torch.equal(got.hidden, expected.hidden)
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 def test_a_factor_acts_between_attention_and_ffn(model_type: str) -> None:
     backbone, inputs = tiny_backbone(model_type, n_layers=2), batch(model_type)
     factor = 1 / (1 + inputs.positions)  # [B, T], known by position
@@ -173,7 +173,7 @@ def test_skipped_layers_are_as_if_they_were_not_there(model_type: str, stack: st
     assert got.trace.n_query[3].tolist() == [0, 12, 0, 12]
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 def test_a_skipped_layer_is_not_asked_and_the_last_may_be_one(model_type: str) -> None:
     asked: list[tuple[str, int]] = []
 
@@ -193,7 +193,7 @@ def test_a_skipped_layer_is_not_asked_and_the_last_may_be_one(model_type: str) -
     assert asked == [("before", 1), ("between", 1), ("before", 3), ("between", 3)]
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 def test_gradients_equal_those_of_hugging_face(model_type: str) -> None:
     model, inputs = copy.deepcopy(tiny_encoder(model_type)), batch(model_type)
     labels, loss = torch.tensor([0, 1, 2, 1, 0]), nn.CrossEntropyLoss()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from executed import executed_flops
 from scripted import Scripted
-from tiny import BACKBONE_CLASSES, random_inputs, tiny_config, uses_types
+from tiny import STACKS, random_inputs, tiny_config, uses_types
 from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
@@ -49,7 +49,7 @@ def hugging_face(backbone: Backbone, inputs: Inputs) -> Tensor:
     return output.logits if "logits" in output else torch.stack([output.start_logits, output.end_logits], dim=-1)
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize("head", HEADS)
 def test_every_token_gets_hugging_faces_answer(head: str, model_type: str) -> None:
     backbone, inputs = token_backbone(model_type, head), batch(model_type)
@@ -72,7 +72,7 @@ def drop_some(state: State) -> Decision:
     return Decision(drop=(state.position % 4 == 3) & (state.layer == 3))
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("restore", [True, False])
 def test_engines_agree_when_tokens_go(restore: bool, head: str, model_type: str) -> None:

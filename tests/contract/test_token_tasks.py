@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from executed import assert_same, executed_flops, small_parts
-from tiny import BACKBONE_CLASSES, TAGS, random_inputs, tiny_model, tiny_questions, tiny_tagging, uses_types
+from tiny import STACKS, TAGS, random_inputs, tiny_model, tiny_questions, tiny_tagging, uses_types
 
 from stretto.engine.cost import Cost, flops
 from stretto.engine.reference import ReferenceEngine
@@ -50,7 +50,7 @@ def some_dials(model: AdaptiveModel) -> tuple[float, ...]:
     return sweep[:: max(len(sweep) // 4, 1)]
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize(("task", "method"), CASES)
 def test_packed_equals_reference_alone_and_in_a_batch(task: str, method: str, model_type: str) -> None:
     model = make(task, method, model_type)
@@ -69,7 +69,7 @@ def test_packed_equals_reference_alone_and_in_a_batch(task: str, method: str, mo
             torch.testing.assert_close(alone.logits[0], got.logits[index, :length], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize(("task", "method"), CASES)
 def test_dial_off_is_hugging_face(task: str, method: str, model_type: str) -> None:
     model = make(task, method, model_type)
@@ -87,7 +87,7 @@ def test_dial_off_is_hugging_face(task: str, method: str, model_type: str) -> No
         assert Cost.of(output.trace, model.backbone).total == 1.0
 
 
-@pytest.mark.parametrize("model_type", ["bert", "albert", "electra", "distilbert"])
+@pytest.mark.parametrize("model_type", ["bert", "albert", "electra", "patchwork"])
 @pytest.mark.parametrize(("task", "method"), CASES)
 def test_the_ledger_equals_the_operations_executed(task: str, method: str, model_type: str) -> None:
     model = make(task, method, model_type)
@@ -116,7 +116,7 @@ def test_a_method_does_the_task_or_says_which_can(task: str, method: str) -> Non
             make(task, method)
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize("task", TOKEN_TASKS)
 def test_the_folder_is_a_plain_hugging_face_model(task: str, model_type: str, tmp_path: Any) -> None:
     import transformers
@@ -152,7 +152,7 @@ def test_saliency_reads_the_right_tokens(task: str) -> None:
     assert not torch.allclose(found, saliency(model.reference, model.task, inputs, others))
 
 
-@pytest.mark.parametrize("model_type", BACKBONE_CLASSES)
+@pytest.mark.parametrize("model_type", STACKS)
 def test_bfloat16_autocast_reaches_the_answers(model_type: str) -> None:
     """Some encoders widen their embeddings by a product, which autocast computes in bfloat16."""
     model = make("tokens", "length_adaptive", model_type)

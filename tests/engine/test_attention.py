@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def shape_of(d: int, heads: int, f: int) -> LayerShape:
-    return LayerShape(heads, LayerMacs(query=d * d, key=2 * d * d, ffn=d * d + 2 * d * f, pair=d))
+    return LayerShape(heads, 0, LayerMacs(query=d * d, key=2 * d * d, ffn=d * d + 2 * d * f, pair=d))
 
 
 SMALL = shape_of(8, 2, 32)
@@ -64,6 +64,8 @@ def test_neighbours_are_padded_as_long_as_it_adds_little() -> None:
     assert list(together(shape, sizes, sizes, sizes)) == [(0, 4), (4, 5)]
     # without the FFN it is (3 · 64 n / 2) / 128 = 0.75 n: 8 and 9 would add 17 of 12.75
     assert list(together(shape, sizes, sizes, [0] * 5)) == [(0, 1), (1, 2), (2, 4), (4, 5)]
+    # tables of 40 rows cost a row 20 pairs: 8 and 9 add 17 + 2 · 20 = 57 of 51
+    assert list(together(shape._replace(relative=40), sizes[:2], sizes[:2], sizes[:2])) == [(0, 1), (1, 2)]
 
 
 def test_sequences_beyond_the_short_are_never_padded() -> None:
@@ -124,7 +126,7 @@ def test_sums_of_some_rows_are_those_of_all(wanted: list[list[int]], padding: fl
     assert len(packed.probabilities) == (1 if padding else 2)
     rows = torch.tensor([start + row for start, rows in zip(starts, wanted, strict=True) for row in rows])
     with padding_up_to(parts_padding):
-        packed.context_of(rows, n_rows, some)
+        packed.context_of(rows, some)
     assert_close(some, everything[rows], atol=1e-6, rtol=1e-5)
 
 

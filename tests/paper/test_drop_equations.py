@@ -53,7 +53,7 @@ def log(*probabilities: float) -> Tensor:
 def training_batch(run: Callable[..., Tensor], labels: list[int]) -> TrainingBatch:
     """A batch whose runs give the logits that `run` says."""
     tokens = torch.ones(len(labels), 5, dtype=torch.long)
-    trace = Trace(*(torch.zeros(len(labels), *shape, dtype=torch.long) for shape in ((), (3,), (3,), (3,), ())))
+    trace = Trace(*(torch.zeros(len(labels), *shape, dtype=torch.long) for shape in ((), (3,), (3,), (3,), (), (3,))))
     engine = ReferenceEngine(tiny_backbone("bert"))
     return TrainingBatch(
         Inputs(tokens, tokens), torch.tensor(labels), lambda *a, **n: Output(run(*a, **n), trace), 0, 0.0, engine

@@ -13,7 +13,8 @@ from stretto.backbones.decoder import EncoderDecoder
 from stretto.backbones.distilbert import DistilBert
 from stretto.backbones.marian import Bart, Marian
 from stretto.backbones.mpnet import MPNet
-from stretto.backbones.spec import AttentionSpec, BiasTable, FeedForwardSpec, LayerSpec, RelativeTerms
+from stretto.backbones.positions import BiasTable, RelativeTerms, Rotary
+from stretto.backbones.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 from stretto.backbones.t5 import T5
 from stretto.errors import Registry
 
@@ -35,5 +36,5 @@ def backbone_for(model: Any) -> Backbone:
 
 __all__ = [
     "BACKBONES", "AttentionSpec", "Backbone", "BiasTable", "EncoderDecoder", "FeedForwardSpec", "LayerSpec",
-    "RelativeTerms", "backbone_for", "register_architectures",
+    "RelativeTerms", "Rotary", "backbone_for", "register_architectures",
 ]  # fmt: skip

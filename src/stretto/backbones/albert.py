@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones.base import Backbone
+from stretto.backbones.bert import Bert
 from stretto.backbones.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 
 
@@ -23,15 +24,16 @@ class Albert(Backbone):
 
     def layer_spec(self, block: Any) -> LayerSpec:
         own, heads = block.attention, self.config.num_attention_heads
-        return LayerSpec(
-            AttentionSpec(own.query, own.key, own.value, own.dense, heads, own.attention_dropout),
-            own.LayerNorm,
-            FeedForwardSpec(block.ffn, block.activation, block.ffn_output),
-            block.full_layer_layer_norm,
+        attention = AttentionSpec(
+            own.query, own.key, own.value, own.dense, heads, own.attention_dropout, own.output_dropout
         )
+        ffn = FeedForwardSpec(block.ffn, block.activation, block.ffn_output)
+        return LayerSpec(attention, own.LayerNorm, ffn, block.full_layer_layer_norm)
 
     def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
         return self.encoder.encoder.embedding_hidden_mapping_in(super().embed(input_ids, token_type_ids, positions))
+
+    attend = Bert.attend
 
     def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
         block = self.layers[layer]

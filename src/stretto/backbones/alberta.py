@@ -7,7 +7,8 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 
 from stretto.backbones.base import Backbone
-from stretto.backbones.spec import AttentionSpec, FeedForwardSpec, LayerSpec, RelativeTerms
+from stretto.backbones.positions import RelativeTerms
+from stretto.backbones.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 
 
 class Alberta(Backbone):
@@ -22,9 +23,9 @@ class Alberta(Backbone):
         relative = None if table is None else RelativeTerms(key_table=table, query_table=table)
         attention = AttentionSpec(
             block.query, block.key, block.value, block.attention_output, block.heads, block.attention_dropout,
-            relative=relative,
+            block.dropout, relative=relative,
         )  # fmt: skip
-        ffn = FeedForwardSpec(block.ffn_in, block.activation, block.ffn_out)
+        ffn = FeedForwardSpec(block.ffn_in, block.activation, block.ffn_out, output_dropout=block.dropout)
         return LayerSpec(attention, block.attention_norm, ffn, block.ffn_norm, pre_norm=True)
 
     def attend(self, layer: int, hidden: Tensor, bias: Tensor, positions: Tensor) -> Tensor:

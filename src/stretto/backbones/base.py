@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from stretto.backbones import plain
 from stretto.backbones.spec import LayerSpec
 
 
@@ -47,14 +48,16 @@ class Backbone(ABC):
         return self.encoder.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=positions)
 
     def attend(self, layer: int, hidden: Tensor, bias: Tensor, positions: Tensor) -> Tensor:
-        """Attention block with residual and norm: [B, T, d], additive bias [B, 1 or heads, 1 or T, T].
+        """Attention block of layer `layer` (from 0) with residual and norm, for the reference engine: [B, T, d] ->
+        [B, T, d]. Give it Hugging Face's own module where there is one to call; this is what the spec says.
 
-        `positions` ([B, T], in the input) are for relative terms; what the spec's bias table says is in the bias."""
-        return self.layers[layer].attention(hidden, attention_mask=bias)[0]
+        The bias ([B, 1 or heads, 1 or T, T]) holds all that depends on positions alone: window and bias table.
+        `positions` ([B, T], in the input) are for rotary positions and relative terms."""
+        return plain.attend(self.specs[layer], hidden, bias, positions, self.model.training)
 
     def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
-        """FFN block with residual and norm: […, d] -> […, d]."""
-        return self.layers[layer].feed_forward_chunk(hidden)
+        """FFN block with residual and norm: […, d] -> […, d]. As `attend`."""
+        return plain.feed_forward(self.specs[layer], hidden)
 
     @property
     def final_norm(self) -> nn.Module | None:

@@ -14,14 +14,17 @@ class Bert(Backbone):
     model_types: ClassVar[tuple[str, ...]] = ("bert",)
 
     def layer_spec(self, block: Any) -> LayerSpec:
-        inner, outer = block.attention.self, block.attention.output
-        heads = self.config.num_attention_heads
-        return LayerSpec(
-            AttentionSpec(inner.query, inner.key, inner.value, outer.dense, heads, inner.dropout),
-            outer.LayerNorm,
-            FeedForwardSpec(block.intermediate.dense, block.intermediate.intermediate_act_fn, block.output.dense),
-            block.output.LayerNorm,
-        )
+        own, outer, heads = block.attention.self, block.attention.output, self.config.num_attention_heads
+        attention = AttentionSpec(own.query, own.key, own.value, outer.dense, heads, own.dropout, outer.dropout)
+        into, out = block.intermediate, block.output
+        ffn = FeedForwardSpec(into.dense, into.intermediate_act_fn, out.dense, output_dropout=out.dropout)
+        return LayerSpec(attention, outer.LayerNorm, ffn, out.LayerNorm)
+
+    def attend(self, layer: int, hidden: Tensor, bias: Tensor, positions: Tensor) -> Tensor:
+        return self.layers[layer].attention(hidden, attention_mask=bias)[0]
+
+    def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
+        return self.layers[layer].feed_forward_chunk(hidden)
 
     def head_modules(self) -> list[nn.Module]:
         return [self.encoder.pooler, self.model.classifier]

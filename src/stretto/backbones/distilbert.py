@@ -18,11 +18,12 @@ class DistilBert(Backbone):
         return list(self.encoder.transformer.layer)
 
     def layer_spec(self, block: Any) -> LayerSpec:
-        own, heads = block.attention, self.config.num_attention_heads
+        own, ffn = block.attention, block.ffn
+        heads = self.config.num_attention_heads
         return LayerSpec(
             AttentionSpec(own.q_lin, own.k_lin, own.v_lin, own.out_lin, heads, own.dropout),
             block.sa_layer_norm,
-            FeedForwardSpec(block.ffn.lin1, block.ffn.activation, block.ffn.lin2),
+            FeedForwardSpec(ffn.lin1, ffn.activation, ffn.lin2, output_dropout=ffn.dropout),
             block.output_layer_norm,
         )
 

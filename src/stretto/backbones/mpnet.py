@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from stretto.backbones.bert import Roberta
-from stretto.backbones.spec import AttentionSpec, BiasTable, FeedForwardSpec, LayerSpec
+from stretto.backbones.positions import BiasTable
+from stretto.backbones.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 
 #: Where Hugging Face's buckets end: all that is farther shares the last one.
 FARTHEST = 128
@@ -25,13 +26,13 @@ class MPNet(Roberta):
         return BiasTable(stack.relative_attention_bias.weight, buckets)
 
     def layer_spec(self, block: Any) -> LayerSpec:
-        own, heads = block.attention.attn, self.config.num_attention_heads
-        return LayerSpec(
-            AttentionSpec(own.q, own.k, own.v, own.o, heads, own.dropout, bias=self.bias_table),
-            block.attention.LayerNorm,
-            FeedForwardSpec(block.intermediate.dense, block.intermediate.intermediate_act_fn, block.output.dense),
-            block.output.LayerNorm,
+        own, into, out = block.attention, block.intermediate, block.output
+        inner, heads = own.attn, self.config.num_attention_heads
+        attention = AttentionSpec(
+            inner.q, inner.k, inner.v, inner.o, heads, inner.dropout, own.dropout, bias=self.bias_table
         )
+        ffn = FeedForwardSpec(into.dense, into.intermediate_act_fn, out.dense, output_dropout=out.dropout)
+        return LayerSpec(attention, own.LayerNorm, ffn, out.LayerNorm)
 
     def embed(self, input_ids: Tensor, token_type_ids: Tensor | None, positions: Tensor) -> Tensor:
         return super().embed(input_ids, None, positions)  # the embeddings module swallows what it does not know

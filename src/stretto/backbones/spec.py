@@ -5,8 +5,6 @@ copied. With x the rows a layer reads:
 
     post-norm   h = norm(x + attention(x)),   norm(h + FFN(h))
     pre-norm    h = x + attention(norm(x)),   h + FFN(norm(h))
-
-Wherever positions count, they are those in the input, whatever was dropped between.
 """
 
 from __future__ import annotations
@@ -15,8 +13,46 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor, nn
+
+from stretto.backbones.positions import BiasTable, RelativeTerms, Rotary
+
+#: In the place of a norm or dropout that a layer does not have.
+ABSENT = nn.Identity()
+
+
+class Affine(Protocol):
+    """x Wᵀ + b: an `nn.Linear`, or a `LinearPart` of one that computes several things at once."""
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in]"""
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[out]"""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearPart:
+    """Some of the outputs of a Linear."""
+
+    linear: nn.Linear
+    outputs: slice
+
+    @property
+    def weight(self) -> Tensor:
+        return self.linear.weight[self.outputs]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.linear.bias is None else self.linear.bias[self.outputs]
+
+
+def equal_parts(linear: nn.Linear, count: int) -> list[LinearPart]:
+    """The parts of a fused Linear: queries, keys and values have a third each, a gated FFN's two inputs a half."""
+    size = linear.out_features // count
+    return [LinearPart(linear, slice(start, start + size)) for start in range(0, count * size, size)]
 
 
 class Dropping(Protocol):
@@ -25,76 +61,30 @@ class Dropping(Protocol):
     p: float
 
 
-def distances(q_position: Tensor, k_position: Tensor, farthest: int) -> Tensor:
-    """[b, n_query], [b, n_key] -> [b, n_query, n_key]: clip(j - i), counted from -farthest."""
-    return (k_position[:, None, :] - q_position[:, :, None]).clamp(-farthest, farthest) + farthest
-
-
-@dataclass(frozen=True, eq=False)
-class RelativeTerms:
-    """What attention scores get by relative position and content: q_i·key_table[r] + k_j·query_table[r] with
-    r = clip(j - i). They are scaled together with q_i·k_j."""
-
-    key_table: Tensor
-    """[2 D + 1, head_size] from distance -D to D; clip() keeps to these and counts from -D."""
-    query_table: Tensor
-    """[2 D + 1, head_size]"""
-
-    @property
-    def rows(self) -> int:
-        return len(self.key_table)
-
-    def products(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Every query and key with every row of its table: […, head_size] each -> […, 2 D + 1] each."""
-        return q @ self.key_table.T, k @ self.query_table.T
-
-    def scores(self, of_query: Tensor, of_key: Tensor, q_position: Tensor, k_position: Tensor) -> Tensor:
-        """Which of the `products` ([b, heads, n, 2 D + 1] of queries and of keys) belong to query i and key j, not yet
-        scaled: positions [b, n_query], [b, n_key] -> [b, heads, n_query, n_key]."""
-        index = distances(q_position, k_position, self.rows // 2)[:, None].expand(-1, of_query.shape[1], -1, -1)
-        return of_query.gather(3, index) + of_key.gather(3, index.transpose(2, 3)).transpose(2, 3)
-
-
-@dataclass(frozen=True, eq=False)
-class BiasTable:
-    """A number per head and relative position that is added to scaled scores."""
-
-    weight: Tensor
-    """[buckets, heads]"""
-    bucket: Tensor
-    """[2 D + 1] the bucket of each distance from -D to D; what is farther counts as D."""
-
-    @property
-    def by_distance(self) -> Tensor:
-        """[heads, 2 D + 1]"""
-        return self.weight[self.bucket.to(self.weight.device)].T
-
-    def scores(self, q_position: Tensor, k_position: Tensor) -> Tensor:
-        """[b, n_query], [b, n_key] -> [b, heads, n_query, n_key]."""
-        index = distances(q_position, k_position, len(self.bucket) // 2)
-        return self.by_distance[:, index].transpose(0, 1)
-
-
 @dataclass(frozen=True, eq=False)
 class AttentionSpec:
-    """softmax(scale · q·k + what positions add) v, then the output projection; `heads` heads of `head_size` each."""
+    """softmax(scale · q·k + what positions add) v, then the output projection."""
 
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
+    query: Affine
+    key: Affine
+    value: Affine
     output: nn.Linear
     heads: int
     dropout: Dropping
     """Of attention weights, while training."""
+    output_dropout: nn.Module = ABSENT
+    scaling: float | None = None
+    """The factor on q·k. None: 1/√head_size."""
+    rotary: Rotary | None = None
+    window: int | None = None
+    """Local attention: query i sees key j only if |i - j| ≤ window. None: it sees all."""
     bias: BiasTable | None = None
     relative: RelativeTerms | None = None
-    scaled: bool = True
-    """Whether scores are divided by the root of the head size."""
 
     @property
     def width(self) -> int:
-        """Of all heads together: heads · head_size."""
-        return len(self.query.weight)
+        """Of all heads together: heads · head_size. It need not be that of the rows."""
+        return self.query.weight.shape[0]
 
     @property
     def head_size(self) -> int:
@@ -102,7 +92,13 @@ class AttentionSpec:
 
     @property
     def scale(self) -> float:
-        return self.head_size**-0.5 if self.scaled else 1.0
+        return self.head_size**-0.5 if self.scaling is None else self.scaling
+
+    def turned(self, x: Tensor, position: Tensor) -> Tensor:
+        """Queries or keys […, n, width] at positions […, n] as they are compared."""
+        if self.rotary is None:
+            return x
+        return self.rotary.turned(x.unflatten(-1, (self.heads, self.head_size)), position).flatten(-2)
 
     def by_head(self, x: Tensor) -> Tensor:
         """[b, n, width] -> [b, heads, n, head_size]."""
@@ -113,21 +109,28 @@ class AttentionSpec:
 class FeedForwardSpec:
     """out(activation(into(x))), or out(activation(into(x)) · factor(x)) where it is gated."""
 
-    into: nn.Linear
+    into: Affine
     activation: Callable[[Tensor], Tensor]
     out: nn.Linear
-    factor: nn.Linear | None = None
+    factor: Affine | None = None
+    dropout: nn.Module = ABSENT
+    """Of what `out` reads."""
+    output_dropout: nn.Module = ABSENT
+
+    @property
+    def inputs(self) -> list[Affine]:
+        """What reads x."""
+        return [self.into] if self.factor is None else [self.into, self.factor]
 
     @property
     def size(self) -> int:
-        """Values between `into` and `out`."""
+        """Values that `out` reads."""
         return self.out.weight.shape[1]
 
     @property
     def macs(self) -> int:
         """Multiply-adds of each row."""
-        linears = (self.into, self.out, self.factor)
-        return sum(linear.weight.numel() for linear in linears if linear is not None)
+        return weights_of(*self.inputs, self.out)
 
 
 class LayerMacs(NamedTuple):
@@ -144,6 +147,7 @@ class LayerMacs(NamedTuple):
 class LayerSpec:
     attention: AttentionSpec
     attention_norm: nn.Module
+    """`ABSENT` where there is none."""
     ffn: FeedForwardSpec
     ffn_norm: nn.Module
     pre_norm: bool = False
@@ -155,7 +159,7 @@ class LayerSpec:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of the rows, of all heads together, and of the values inside the FFN."""
+        """Of the rows, of all heads together, and of what the FFN's last product reads."""
         return self.attention.output.weight.shape[0], self.attention.width, self.ffn.size
 
     @property
@@ -163,21 +167,13 @@ class LayerSpec:
         attention, ffn = self.attention, self.ffn
         tables = 0 if attention.relative is None else attention.width * attention.relative.rows
         return LayerMacs(
-            query=attention.query.weight.numel() + tables,
-            key=attention.key.weight.numel() + attention.value.weight.numel() + tables,
-            ffn=attention.output.weight.numel() + ffn.macs,
+            query=weights_of(attention.query) + tables,
+            key=weights_of(attention.key, attention.value) + tables,
+            ffn=weights_of(attention.output) + ffn.macs,
             pair=attention.width,
         )
 
 
-def attention_probabilities(spec: LayerSpec, hidden: Tensor, bias: Tensor, positions: Tensor) -> Tensor:
-    """How much each row (third axis) attends to each: [B, T, d] -> [B, heads, T, T].
-
-    `bias` ([B, 1 or heads, 1 or T, T]) is added to scaled scores; `positions` is [B, T]."""
-    attention, read = spec.attention, spec.attention_input(hidden)
-    query, key = (attention.by_head(linear(read)) for linear in (attention.query, attention.key))
-    scores = query @ key.transpose(2, 3)
-    if attention.relative is not None:
-        products = attention.relative.products(query, key)
-        scores = scores + attention.relative.scores(*products, positions, positions)
-    return torch.softmax(scores * attention.scale + bias, dim=-1)
+def weights_of(*affines: Affine) -> int:
+    """Their multiply-adds per row."""
+    return sum(affine.weight.numel() for affine in affines)

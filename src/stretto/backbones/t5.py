@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones.decoder import BlockSpec, EncoderDecoder, ModuleDropout
-from stretto.backbones.spec import AttentionSpec, BiasTable, FeedForwardSpec, LayerSpec
+from stretto.backbones.positions import BiasTable
+from stretto.backbones.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 
 
 def attention_spec(own: Any, bias: BiasTable | None = None) -> AttentionSpec:
     """Scores are not scaled."""
-    return AttentionSpec(own.q, own.k, own.v, own.o, own.n_heads, ModuleDropout(own), bias=bias, scaled=False)
+    return AttentionSpec(own.q, own.k, own.v, own.o, own.n_heads, ModuleDropout(own), bias=bias, scaling=1.0)
 
 
 def ffn_spec(dense: Any) -> FeedForwardSpec:

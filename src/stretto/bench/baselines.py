@@ -52,7 +52,7 @@ class GemmLimit:
     The matrices have as many rows as the trace of a batch says; what the engine adds by rounding up is its own loss."""
 
     def __init__(self, engine: PackedEngine) -> None:
-        self.layers = [(layer, product(layer.spec.ffn.into, dtype=engine.dtype)) for layer in engine.layers]
+        self.layers = [(layer, product(*layer.spec.ffn.inputs, dtype=engine.dtype)) for layer in engine.layers]
 
     def steps(self, traces: Sequence[Trace]) -> list[Step]:
         """One call per batch: the products that were made for it."""
@@ -86,8 +86,8 @@ class GemmLimit:
         total = 0
         for trace in traces:
             for (queries, keys, renewed), (layer, _) in zip(self.rows(trace), self.layers, strict=True):
-                d, width, f = layer.spec.widths
-                total += d * width * (queries + 2 * keys + renewed) + 2 * d * f * renewed
+                d, width, _ = layer.spec.widths
+                total += d * width * (queries + 2 * keys + renewed) + layer.spec.ffn.macs * renewed
         return 2.0 * total
 
 

@@ -87,4 +87,4 @@ def scheduled_flops(keep: Sequence[float], lengths: Tensor, backbone: Backbone) 
     """FLOPs of all sequences together under a drop schedule."""
     rows = torch.stack([kept_tokens(part, lengths) for part in keep], dim=1)  # [B, L]
     deciders = lengths * backbone.embedding_macs + backbone.head_macs
-    return flops(Trace(lengths, rows, rows, rows, deciders), backbone).sum()
+    return flops(Trace(lengths, rows, rows, rows, deciders, torch.zeros_like(rows)), backbone).sum()

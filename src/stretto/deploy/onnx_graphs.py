@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.backbones.spec import LayerSpec, attention_probabilities
+from stretto.backbones.plain import attention_probabilities
+from stretto.backbones.spec import LayerSpec
 from stretto.engine.reference import attention_bias
 from stretto.methods.selection import KeepsTokens
 from stretto.model import AdaptiveModel

@@ -6,17 +6,23 @@ of `scaled_dot_product_attention` pays per head for what it saves in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from stretto.backbones import AttentionSpec
+from stretto.backbones.positions import within
 from stretto.engine.groups import SHORT, Block, Group, LayerShape, groups, together
+from stretto.engine.windows import Stretches
 
+#: Added to scores that a window hides. Not -inf: a cell without a query may see nothing at all.
+HIDDEN = -1e30
 #: torch's softmax over a last axis shorter than this is not vectorised.
 VECTOR = 16
 
@@ -62,9 +68,16 @@ class PackedAttention:
     """[N_query] in the input."""
     k_position: Tensor
     """[N_key]"""
+    stretches: Stretches | None = None
+    """Of the long sequences, where a local window lets them skip keys."""
 
-    def grouped(self, all_fed: bool) -> tuple[Group, ...]:
-        return groups(self.shape, tuple(self.n_query), tuple(self.n_key), all_fed, self.q.device)
+    def grouped(self, all_fed: bool) -> Sequence[Group]:
+        found = groups(self.shape, tuple(self.n_query), tuple(self.n_key), all_fed, self.q.device)
+        return found if self.stretches is None else in_stretches(found, self.stretches)
+
+    def skipped(self, n_key: Tensor, fed: Tensor | None) -> Tensor | None:
+        """[B] pairs that are not computed; see `Stretches.skipped`. None: all are."""
+        return None if self.stretches is None else self.stretches.skipped(self.spec, n_key, fed)
 
     @cached_property
     def probabilities(self) -> list[tuple[Group, Tensor]]:
@@ -72,7 +85,7 @@ class PackedAttention:
         found = []
         for group in self.grouped(all_fed=False):
             q, k = self._by_head(self.q, group.queries), self._by_head(self.k, group.keys)
-            found.append((group, probabilities(q, k, self._bias(group), self.spec.scale)))
+            found.append((group, probabilities(q, k, self._bias(group, q, k), self.spec.scale)))
         return found
 
     def received(self) -> Tensor:
@@ -82,7 +95,7 @@ class PackedAttention:
             by_query = p.sum(dim=1)  # [count, n_query, n_key]
             if not group.queries.is_even:
                 by_query = by_query * group.queries.present.unsqueeze(2)
-            total[group.keys.place] = group.keys.pack(by_query.sum(dim=1))
+            total[group.keys.place] += group.keys.pack(by_query.sum(dim=1))  # stretches share keys
         return total
 
     def context(self, out: Tensor) -> None:
@@ -99,17 +112,16 @@ class PackedAttention:
         for group in self.grouped(all_fed=True):
             q = self._by_head(self.q, group.queries)
             k, v = self._by_head(self.k, group.keys), self._by_head(self.v, group.keys)
-            yield group, weighted_sums(q, k, v, self._bias(group), self.spec.scale)
+            yield group, weighted_sums(q, k, v, self._bias(group, q, k), self.spec.scale)
 
-    def context_of(self, rows: Tensor, n_rows: list[int], out: Tensor) -> None:
-        """Weighted sums of some query rows alone, to the first rows of `out`.
-
-        `rows` are ascending indices of query rows; each sequence has `n_rows` of them."""
-        start = 0
+    def context_of(self, rows: Tensor, out: Tensor) -> None:
+        """Weighted sums of some query rows alone (ascending indices), to the first rows of `out`."""
+        start, sums_only, taken = 0, self.shape._replace(relative=0), rows.tolist()
         for group, p in self.probabilities:
             v, by_query = self._by_head(self.v, group.keys), p.transpose(1, 2).flatten(0, 1)  # [cells, heads, n_key]
-            wanted, n_key = n_rows[group.first : group.first + group.count], group.keys.sizes
-            for first, end in together(self.shape, wanted, n_key, wanted):
+            ends = [bisect_left(taken, end) for end in accumulate(group.queries.sizes, initial=group.queries.start)]
+            wanted, n_key = [end - first for first, end in pairwise(ends)], group.keys.sizes
+            for first, end in together(sums_only, wanted, n_key, wanted):
                 part, keys = Block(start, tuple(wanted[first:end]), rows.device), max(n_key[first:end])
                 start = part.place.stop
                 if part.most:
@@ -123,24 +135,39 @@ class PackedAttention:
         return self.spec.by_head(block.spread(packed))
 
     @cached_property
-    def _relative_products(self) -> tuple[Tensor, Tensor]:
-        """[N_query, heads, 2 D + 1], [N_key, heads, 2 D + 1]: each row once, however the sequences are grouped."""
-        assert self.spec.relative is not None
-        q, k = self.q[: len(self.q_position)], self.k[: len(self.k_position)]
-        return self.spec.relative.products(*(rows.unflatten(1, (self.spec.heads, -1)) for rows in (q, k)))
+    def _window(self) -> int | None:
+        """None: nobody is so far from anybody that something is hidden."""
+        window = self.spec.window
+        return None if window is None or int(self.k_position.max()) <= window else window
 
-    def _bias(self, group: Group) -> Tensor | None:
+    def _bias(self, group: Group, q: Tensor, k: Tensor) -> Tensor | None:
         """To be added to the group's scaled scores, [count, heads, n_query, n_key] or less."""
-        bias = None if group.mask is None else group.mask.to(self.q.dtype)
-        if self.spec.bias is None and self.spec.relative is None:
-            return bias
-        positions = group.queries.spread(self.q_position), group.keys.spread(self.k_position)
-        if self.spec.bias is not None:
-            terms = self.spec.bias.scores(*positions)
-            bias = terms if bias is None else bias + terms
-        if self.spec.relative is not None:
-            of_query, of_key = self._relative_products
-            products = group.queries.spread(of_query).transpose(1, 2), group.keys.spread(of_key).transpose(1, 2)
-            terms = self.spec.relative.scores(*products, *positions) * self.spec.scale
-            bias = terms if bias is None else bias + terms
-        return bias
+        spec, found = self.spec, [] if group.mask is None else [group.mask.to(q.dtype)]
+        if self._window is not None or spec.bias is not None or spec.relative is not None:
+            positions = group.queries.spread(self.q_position), group.keys.spread(self.k_position)
+            if self._window is not None:
+                hidden = ~within(self._window, *positions).unsqueeze(1)
+                found.append(torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, HIDDEN))
+            if spec.bias is not None:
+                found.append(spec.bias.scores(*positions))
+            if spec.relative is not None:
+                found.append(spec.relative.scores(q, k, *positions) * spec.scale)
+        return reduce(torch.add, found) if found else None
+
+
+def in_stretches(found: Sequence[Group], stretches: Stretches) -> list[Group]:
+    """Each stretch of a long sequence in a group of its own, and the other groups as they are."""
+    numbers = (stretches.q_start, stretches.q_end, stretches.k_start, stretches.k_end)
+    spans: dict[int, list[tuple[int, ...]]] = {}
+    for sequence, *span in zip(stretches.sequence.tolist(), *(n.tolist() for n in numbers), strict=True):
+        spans.setdefault(sequence, []).append(tuple(span))
+    split: list[Group] = []
+    for group in found:
+        if group.keys.most <= SHORT:
+            split.append(group)
+            continue
+        for sequence in range(group.first, group.first + group.count):  # long ones are not padded: all are long
+            for q_start, q_end, k_start, k_end in spans[sequence]:
+                queries = Block(q_start, (q_end - q_start,), group.queries.device)
+                split.append(Group(sequence, queries, Block(k_start, (k_end - k_start,), group.keys.device)))
+    return split

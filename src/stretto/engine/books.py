@@ -53,8 +53,11 @@ class Counted(NamedTuple):
     n_query: Tensor
     n_key: Tensor
     n_ffn: Tensor
+    skipped: Tensor | None
+    """None: nothing."""
 
 
+KINDS = ("n_query", "n_key", "n_ffn", "skipped")
 LENGTH, MACS, FIRST_ROW, COUNTS = range(4)  # columns; the counts of all layers follow, of each kind in turn
 
 
@@ -63,7 +66,7 @@ class Books:
 
     def __init__(self, n_layers: int, device: torch.device) -> None:
         self.n_layers = n_layers
-        self.ring = Ring(COUNTS + 3 * n_layers, torch.long, device)
+        self.ring = Ring(COUNTS + len(KINDS) * n_layers, torch.long, device)
         self.pending: list[Counted] = []  # written all at once where somebody reads: small writes take time
 
     def enter(self, lengths: Tensor, first_rows: Tensor, macs: Tensor) -> None:
@@ -73,8 +76,10 @@ class Books:
         numbers = torch.arange(first, self.ring.end, device=lengths.device) % len(self.ring.table)
         self.ring.table[numbers, :COUNTS] = torch.stack([lengths, macs, first_rows], dim=1)
 
-    def count(self, layer: int, ids: Tensor, n_query: Tensor, n_key: Tensor, n_ffn: Tensor) -> None:
-        self.pending.append(Counted(layer, ids, n_query, n_key, n_ffn))
+    def count(
+        self, layer: int, ids: Tensor, n_query: Tensor, n_key: Tensor, n_ffn: Tensor, skipped: Tensor | None = None
+    ) -> None:
+        self.pending.append(Counted(layer, ids, n_query, n_key, n_ffn, skipped))
 
     def spend(self, ids: Tensor, macs: Tensor) -> None:
         """[k] multiply-adds of the deciders."""
@@ -97,8 +102,8 @@ class Books:
     def trace(self, ids: Tensor) -> Trace:
         self._write()
         found = self.ring.get(ids)
-        n_query, n_key, n_ffn = found[:, COUNTS:].split(self.n_layers, dim=1)
-        return Trace(found[:, LENGTH], n_query, n_key, n_ffn, found[:, MACS])
+        counts = dict(zip(KINDS, found[:, COUNTS:].split(self.n_layers, dim=1), strict=True))
+        return Trace(lengths=found[:, LENGTH], decider_macs=found[:, MACS], **counts)
 
     def _write(self) -> None:
         if not self.pending:
@@ -107,7 +112,10 @@ class Books:
         layers = torch.tensor([entry.layer for entry in self.pending], device=ids.device)
         sizes = torch.tensor([len(entry.ids) for entry in self.pending], device=ids.device)
         column = COUNTS + layers.repeat_interleave(sizes) - 1
-        for kind, name in enumerate(("n_query", "n_key", "n_ffn")):
-            counts = torch.cat([getattr(entry, name) for entry in self.pending])
-            self.ring.table[ids, column + kind * self.n_layers] = counts
+        some_skipped = any(entry.skipped is not None for entry in self.pending)
+        for kind, name in enumerate(KINDS if some_skipped else KINDS[:-1]):
+            counts = [getattr(entry, name) for entry in self.pending]
+            zeros = (torch.zeros_like(entry.ids) for entry in self.pending)
+            whole = torch.cat([zero if count is None else count for count, zero in zip(counts, zeros, strict=True)])
+            self.ring.table[ids, column + kind * self.n_layers] = whole
         self.pending.clear()

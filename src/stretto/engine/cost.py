@@ -4,13 +4,18 @@ Per sequence and layer, in multiply-adds (d hidden size, w width of all heads, f
 
     d w (n_query + n_ffn + 2 n_key)    projections: query; output; key and value
     + w n_key (n_query + n_ffn)        attention: scores; weighted sums
-    + 2 d f n_ffn                      FFN
+    - w skipped                        local windows
+    + 2 d f n_ffn                      FFN (3 d f n_ffn if it is gated)
     + w r (n_query + n_key)            relative terms, if the attention has them: r rows of each table
 
 `LayerSpec.macs` has the factors of each layer. A row that is dropped between attention and FFN has its scores computed
 but no weighted sum and no output projection, hence the split. Where nothing is dropped there, n_query = n_ffn and the
 formula is the usual one. Exits, predictors, the final head and narrow embeddings are added from the trace. FLOPs are
 twice the multiply-adds.
+
+Windows are counted as executed. Up to `SHORT` keys the packed engine computes all pairs of a query and a key, and masks
+those that a local window hides: they count. Of longer sequences it skips most of them (`stretto.engine.windows`), and
+the trace says how many. The full model, which `cost` is a fraction of, is Hugging Face's: all pairs, masked.
 """
 
 from __future__ import annotations
@@ -25,16 +30,18 @@ from stretto.backbones import Backbone, LayerSpec
 from stretto.state import Trace
 
 
-def layer_macs(specs: Sequence[LayerSpec], n_query: Tensor, n_key: Tensor, n_ffn: Tensor) -> Tensor:
-    """Multiply-adds of each layer; the tensors of row counts are [B, L] (or [B, 1], if all layers have the same)."""
+def layer_macs(
+    specs: Sequence[LayerSpec], n_query: Tensor, n_key: Tensor, n_ffn: Tensor, skipped: Tensor | int = 0
+) -> Tensor:
+    """Multiply-adds of each layer; the tensors are [B, L] (or [B, 1], if all layers have the same numbers)."""
     factors = torch.tensor([spec.macs for spec in specs], device=n_query.device)
     query, key, ffn, pair = factors.unbind(dim=1)  # [L] each
-    return query * n_query + key * n_key + ffn * n_ffn + pair * n_key * (n_query + n_ffn)
+    return query * n_query + key * n_key + ffn * n_ffn + pair * (n_key * (n_query + n_ffn) - skipped)
 
 
 def flops(trace: Trace, backbone: Backbone) -> Tensor:
     """[B] FLOPs executed for each sequence, deciders included."""
-    layers = layer_macs(backbone.specs, trace.n_query, trace.n_key, trace.n_ffn)
+    layers = layer_macs(backbone.specs, trace.n_query, trace.n_key, trace.n_ffn, trace.skipped)
     return 2 * (layers.sum(dim=1) + trace.decider_macs)
 
 

@@ -26,13 +26,19 @@ MOST_PADDING = 1 / 128
 
 
 class LayerShape(NamedTuple):
-    """What the grouping depends on: how many scores a pair of a query and a key has, and what all the rest takes."""
+    """What the products of a layer depend on. The unit is the pair of a query and a key: its score and weighted sum."""
 
     heads: int
+    relative: int
+    """Rows of each table of relative terms; 0 if there are none."""
     macs: LayerMacs
 
+    def attention(self, n_query: int, n_key: int) -> float:
+        """Scores, relative terms and weighted sums, in pairs."""
+        return n_query * n_key + self.relative * (n_query + n_key) / 2
+
     def rows(self, n_query: int, n_key: int, n_ffn: int) -> float:
-        """Projections and FFN, in pairs: one pair of a query and a key takes a score and a weighted sum."""
+        """Projections, relative terms and FFN, in pairs."""
         macs = self.macs
         return (macs.query * n_query + macs.key * n_key + macs.ffn * n_ffn) / (2 * macs.pair)
 
@@ -114,13 +120,13 @@ def together(
     """[first, end) of the neighbouring sequences to be computed in one call."""
     first = 0
     while first < len(n_query):
-        end, most_query, most_key, needed, rows = first, 0, 0, 0, 0.0
+        end, most_query, most_key, needed, rows = first, 0, 0, 0.0, 0.0
         while end < len(n_query):
             most_query, most_key = max(most_query, n_query[end]), max(most_key, n_key[end])
-            needed += n_query[end] * n_key[end]
+            needed += shape.attention(n_query[end], n_key[end])
             rows += shape.rows(n_query[end], n_key[end], n_ffn[end])
             count = end + 1 - first
-            padding = count * most_query * most_key - needed
+            padding = count * shape.attention(most_query, most_key) - needed
             too_much = padding > (MOST_PADDING * rows if most_key <= SHORT else 0)
             if end > first and (too_much or count * shape.heads * most_query * most_key > MOST_SCORES):
                 break

@@ -8,9 +8,10 @@ from functools import cache
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from stretto.backbones.spec import Affine
 from stretto.errors import StrettoError
 
 DTYPES = ("float32", "int8")
@@ -107,7 +108,7 @@ def check_dtype(dtype: str) -> None:
         raise StrettoError(f"Expected dtype to be one of {', '.join(DTYPES)}; got '{dtype}'. Choose one of them.")
 
 
-def product(*linears: nn.Linear, dtype: str, activation: Callable[[Tensor], Tensor] | None = None) -> Product:
+def product(*linears: Affine, dtype: str, activation: Callable[[Tensor], Tensor] | None = None) -> Product:
     """One product for several linears that read the same input (their outputs side by side)."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     bias = torch.cat([bias_of(linear) for linear in linears])
@@ -122,7 +123,7 @@ def product(*linears: nn.Linear, dtype: str, activation: Callable[[Tensor], Tens
     return PlainProduct(weight, bias, activation)
 
 
-def bias_of(linear: nn.Linear) -> Tensor:
+def bias_of(linear: Affine) -> Tensor:
     """[out]; zeros for a linear without bias."""
     return linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias.detach()
 

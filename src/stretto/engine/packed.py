@@ -126,7 +126,7 @@ class PackedEngine:
         keep = run.drop(state, decision, live)
 
         if keep is None:
-            renewed, n_ffn = updated, n_query
+            kept, renewed, n_ffn = None, updated, n_query
             residual = rows if updated is None else take(rows, updated)
             context = blank_tail(residual, state.n_rows if updated is None else len(updated), width)
             attention.context(context)
@@ -136,8 +136,8 @@ class PackedEngine:
             n_ffn = count_by(state.sequence[renewed], state)
             residual = take(rows, renewed)
             context = blank_tail(residual, len(renewed), width)
-            attention.context_of(kept, n_ffn.tolist(), context)
-        run.count(state, layer, n_query, n_ffn)
+            attention.context_of(kept, context)
+        run.count(state, layer, n_query, n_ffn, attention.skipped(state.lengths, kept))
         nothing_new = renewed is not None and len(renewed) == 0
         new = residual if nothing_new else weights.finish(context, residual, gate_of(state, renewed, residual))
 

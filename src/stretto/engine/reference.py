@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones import AttentionSpec, Backbone, BiasTable, LayerSpec
-from stretto.backbones.spec import attention_probabilities
+from stretto.backbones.plain import attention_probabilities
+from stretto.backbones.positions import within
 from stretto.engine.decider import Decider
 from stretto.engine.run import Run, first_state
+from stretto.engine.windows import stretches
 from stretto.state import Inputs, Output, State
 
 
@@ -95,13 +97,17 @@ def scaled(linear: nn.Linear, factor: Tensor | None) -> Iterator[None]:
 def attention_bias(position: Tensor, visible: Tensor, soft: Tensor) -> Callable[[AttentionSpec], Tensor]:
     """What is added to the scaled scores of a layer's attention, [B, 1 or heads, 1 or T, T]: it hides all columns but
     `visible` ([B, T] bool) and adds `soft` ([B, T]) and what the layer's spec says of positions ([B, T]) alone."""
-    everywhere = soft.masked_fill(~visible, torch.finfo(soft.dtype).min)[:, None, None, :]
+    hidden = torch.finfo(soft.dtype).min
+    everywhere = soft.masked_fill(~visible, hidden)[:, None, None, :]
 
     @cache
-    def with_table(table: BiasTable | None) -> Tensor:
-        return everywhere if table is None else everywhere + table.scores(position, position)
+    def with_positions(window: int | None, table: BiasTable | None) -> Tensor:
+        bias = everywhere
+        if window is not None:
+            bias = bias.masked_fill(~within(window, position, position).unsqueeze(1), hidden)
+        return bias if table is None else bias + table.scores(position, position)
 
-    return lambda spec: with_table(spec.bias)
+    return lambda spec: with_positions(spec.window, spec.bias)
 
 
 def undisturbed_bias(inputs: Inputs, hidden: Tensor) -> Callable[[AttentionSpec], Tensor]:
@@ -177,7 +183,8 @@ class ReferenceEngine:
         decision = run.ask(state, "between", layer, table.rows, attention_received=received)
         keep = run.drop(state, decision, table.rows)
         renewed = updated if keep is None else updated & keep
-        run.count(state, layer, n_query, torch.bincount(state.sequence[renewed], minlength=state.n_sequences))
+        n_ffn = torch.bincount(state.sequence[renewed], minlength=state.n_sequences)
+        run.count(state, layer, n_query, n_ffn, self._skipped(spec.attention, state, updated, n_query, renewed))
 
         gate, old = table.gate, table.hidden
         with scaled(spec.attention.output, gate):
@@ -199,6 +206,15 @@ class ReferenceEngine:
         """[B, T, d]"""
         return self.backbone.embed(inputs.input_ids, inputs.token_type_ids, inputs.positions)
 
+    def _skipped(
+        self, spec: AttentionSpec, state: State, updated: Tensor, n_query: Tensor, renewed: Tensor
+    ) -> Tensor | None:
+        """[B] the pairs that the packed engine skips where a window hides them; here they are computed and masked.
+
+        Rows that are `updated` are queries, and those `renewed` get weighted sums (both [N] bool)."""
+        found = stretches(spec, n_query, state.lengths, state.position[updated], state.position)
+        return None if found is None else found.skipped(spec, state.lengths, renewed[updated].nonzero().squeeze(1))
+
     @torch.no_grad()
     def attentions(self, inputs: Inputs) -> Iterator[Tensor]:
         """Nothing decided: the probabilities of every layer in turn, [B, heads, T, T] each."""
@@ -210,5 +226,5 @@ class ReferenceEngine:
     @torch.no_grad()  # scores only rank
     def _attention_received(self, spec: LayerSpec, table: PaddedTable, bias: Tensor, queries: Tensor) -> Tensor:
         """[N]: attention paid to the live rows by the rows in `queries` ([B, T] bool), summed over heads."""
-        probabilities = attention_probabilities(spec, table.hidden, bias, table.position)
-        return (probabilities * queries[:, None, :, None]).sum(dim=(1, 2))[table.cells]
+        paid = attention_probabilities(spec, table.hidden, bias, table.position)
+        return (paid * queries[:, None, :, None]).sum(dim=(1, 2))[table.cells]

@@ -18,6 +18,7 @@ from stretto.backbones import Backbone
 from stretto.engine.decider import Decider, Exits, Silent
 from stretto.engine.packed import PackedEngine
 from stretto.engine.run import Run, first_state
+from stretto.engine.windows import skipped_undisturbed
 from stretto.state import Decision, Inputs, Output, State
 
 
@@ -92,7 +93,8 @@ def replay(backbone: Backbone, decider: Decider, recording: Recording, dial: flo
     for layer in range(1, backbone.n_layers + 1):
         ids = state.ids
         lengths = recording.lengths[ids]
-        run.books.count(layer, ids, lengths, lengths, lengths)
+        skipped = skipped_undisturbed(backbone.specs[layer - 1].attention, lengths)
+        run.books.count(layer, ids, lengths, lengths, lengths, skipped)
         if layer == backbone.n_layers:
             run.answer(state, torch.arange(len(ids), device=ids.device), recording.first[ids])
         else:

@@ -185,9 +185,9 @@ class Run:
         done = (still == 0).nonzero().squeeze(1)
         return done if len(done) else None
 
-    def count(self, state: State, layer: int, n_query: Tensor, n_ffn: Tensor) -> None:
-        """Count one layer's rows (all [B]); keys are all live rows."""
-        self.books.count(layer, state.ids, n_query, state.lengths, n_ffn)
+    def count(self, state: State, layer: int, n_query: Tensor, n_ffn: Tensor, skipped: Tensor | None) -> None:
+        """Count one layer's rows, and the pairs that a window let it skip (all [B]); keys are all live rows."""
+        self.books.count(layer, state.ids, n_query, state.lengths, n_ffn, skipped)
 
     def leave(self, state: State, leaving: Tensor, rows: Tensor, logits: Tensor | None = None) -> Tensor:
         """Sequences `leaving` (indices) are answered by `logits` ([leaving, C]), or by the final head if None.

@@ -1,4 +1,4 @@
-"""Pre-LN layers, the norm behind the last of them, and relative attention, on a stack that has all three.
+"""What only some layers have, on a stack that has all of it: rotary positions, windows, tables, a last norm.
 
 That its layers equal its own forward, that the engines agree for any decisions, and that the ledger counts what is
 executed is in `test_engines.py`."""
@@ -34,7 +34,7 @@ def batch(side: str = "right") -> Inputs:
 
 def own_forward(inputs: Inputs, head: str = "SequenceClassification") -> Any:
     with torch.no_grad():
-        return tiny_encoder("pre-norm", head=head)(inputs.input_ids, inputs.attention_mask)
+        return tiny_encoder("patchwork", head=head)(inputs.input_ids, inputs.attention_mask)
 
 
 def test_relative_scores_by_hand() -> None:
@@ -47,33 +47,33 @@ def test_relative_scores_by_hand() -> None:
         [3 * 1 + 5 * 0.1, 3 * 10 + 6 * 0.2, 3 * 100 + 7 * 0.3],
         [4 * 1 + 5 * 0.1, 4 * 1 + 6 * 0.1, 4 * 10 + 7 * 0.2],
     ]
-    found = terms.scores(*terms.products(q, k), position, position)
+    found = terms.scores(q, k, position, position)
     torch.testing.assert_close(found[0, 0], torch.tensor(expected))
-    last = terms.scores(*terms.products(q[:, :, 2:], k), position[:, 2:], position)  # fewer queries than keys
+    last = terms.scores(q[:, :, 2:], k, position[:, 2:], position)  # fewer queries than keys
     torch.testing.assert_close(last[0, 0, 0], torch.tensor(expected[2]))
 
 
 @pytest.mark.parametrize("engine_class", ENGINES)
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_attention_received_counts_the_relative_terms(engine_class: Any, side: str) -> None:
+def test_attention_received_counts_all_that_positions_add(engine_class: Any, side: str) -> None:
     seen: list[tuple[Tensor, Tensor]] = []
 
     def look(state: State) -> None:
         if state.layer == 2:
             seen.append((state.attention_received, state.ids[state.sequence]))
 
-    model, states = tiny_encoder("pre-norm"), own_forward(batch()).hidden_states
+    own, states = tiny_encoder("patchwork").base_model, own_forward(batch()).hidden_states
     with torch.no_grad():
-        engine_class(tiny_backbone("pre-norm")).run(batch(side), Scripted(look, "between"), 0.0)
+        engine_class(tiny_backbone("patchwork")).run(batch(side), Scripted(look, "between"), 0.0)
         for index, length in enumerate(LENGTHS):
-            probabilities, _ = model.layers[1].attention(states[1][index, :length])
+            probabilities, _ = own.layers[1].attention(states[1][index, :length], own.bias.weight)
             ((received, owner),) = seen
             torch.testing.assert_close(received[owner == index], probabilities.sum(dim=(0, 1)), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("engine_class", ENGINES)
 def test_every_token_is_answered_behind_the_final_norm(engine_class: Any) -> None:
-    backbone = tiny_backbone("pre-norm", head="TokenClassification")
+    backbone = tiny_backbone("patchwork", head="TokenClassification")
     expected, valid = own_forward(batch(), "TokenClassification"), batch().attention_mask.bool()
     with torch.no_grad():
         for side in ("right", "left"):
@@ -91,7 +91,7 @@ def test_every_token_is_answered_behind_the_final_norm(engine_class: Any) -> Non
 
 @pytest.mark.parametrize("engine_class", ENGINES)
 def test_a_sequence_that_leaves_early_passes_the_final_norm(engine_class: Any) -> None:
-    backbone, states = tiny_backbone("pre-norm"), own_forward(batch()).hidden_states
+    backbone, states = tiny_backbone("patchwork"), own_forward(batch()).hidden_states
     with torch.no_grad():
         got = engine_class(backbone).run(
             batch(), Scripted(lambda state: Decision(exit=(state.ids == 3) & (state.layer == 2)), "after"), 0.0
@@ -102,7 +102,7 @@ def test_a_sequence_that_leaves_early_passes_the_final_norm(engine_class: Any) -
 
 
 def deebert() -> Any:
-    backbone = tiny_backbone("pre-norm")
+    backbone = tiny_backbone("patchwork")
     torch.manual_seed(3)
     task = Classification(["a", "b", "c"])
     method = METHODS["deebert"](METHODS["deebert"].Config(), Shape(backbone.d, backbone.n_layers, 3), task)
@@ -110,7 +110,7 @@ def deebert() -> Any:
 
 
 def test_a_replay_equals_the_run() -> None:
-    backbone, method = tiny_backbone("pre-norm"), deebert()
+    backbone, method = tiny_backbone("patchwork"), deebert()
     engine = PackedEngine(backbone)
     assert method.exits is not None
     recording = record(engine, method.exits, [batch()])
@@ -124,7 +124,7 @@ def test_a_replay_equals_the_run() -> None:
 
 
 def test_training_reads_what_the_head_reads() -> None:
-    backbone, method = tiny_backbone("pre-norm"), deebert()
+    backbone, method = tiny_backbone("patchwork"), deebert()
     model: Any = nn.Module()
     model.encoder, model.method = backbone.model, method
     model.backbone, model.reference = backbone, ReferenceEngine(backbone)
@@ -133,7 +133,7 @@ def test_training_reads_what_the_head_reads() -> None:
 
 
 def test_int8_stays_close() -> None:
-    backbone = tiny_backbone("pre-norm")
+    backbone = tiny_backbone("patchwork")
     exact, coarse = (PackedEngine(backbone, dtype).run(batch(), Silent(), 0.0) for dtype in ("float32", "int8"))
     assert float((coarse.logits - exact.logits).norm()) < 0.1 * float(exact.logits.norm())
 
@@ -151,6 +151,6 @@ def test_the_ledger_by_hand() -> None:
 
 
 def test_the_full_model_costs_one() -> None:
-    backbone = tiny_backbone("pre-norm")
+    backbone = tiny_backbone("patchwork")
     trace = PackedEngine(backbone).run(batch(), Silent(), 0.0).trace
     assert torch.equal(flops(trace, backbone), full_flops(trace.lengths, backbone))
