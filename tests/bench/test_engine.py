@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import random_inputs, tiny_encoder
 
 from stretto.backbones import backbone_for
 from stretto.backbones.spec import LayerMacs
@@ -294,3 +295,17 @@ def test_onnx_runtime_computes_the_same(tmp_path: Path) -> None:
         for dtype, tolerance in (("float32", 1e-6), ("int8", 5e-3)):
             got = runtime.steps(pool.mixed, dtype)[0]()[0]  # type: ignore[index]
             assert got == pytest.approx(expected, abs=tolerance)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_onnx_runtime_takes_a_model_without_types_that_answers_questions(tmp_path: Path) -> None:
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    model = tiny_encoder("mpnet", 2, 2, "QuestionAnswering")
+    inputs = random_inputs([7, 4], types=False)
+    expected = hugging_face(model, [inputs])[0]()
+    got = OnnxRuntime(model, tmp_path, threads=1).steps([inputs], "float32")[0]()[0]  # type: ignore[index]
+    for place, name in enumerate(("start_logits", "end_logits")):
+        wanted = getattr(expected, name).numpy()
+        assert got[0, :, place] == pytest.approx(wanted[0], abs=1e-5)
+        assert got[1, :4, place] == pytest.approx(wanted[1, :4], abs=1e-5)

@@ -29,21 +29,28 @@ def padded_flops(batches: Sequence[Inputs], backbone: Backbone) -> float:
     return float(full_flops(torch.cat(columns), backbone).sum())
 
 
-def tensors(inputs: Inputs) -> dict[str, Tensor]:
-    return {name: getattr(inputs, name) for name in NAMES}
+def known_names(model: nn.Module) -> list[str]:
+    """The tensors that a model takes (some have no types)."""
+    known = inspect.signature(model.forward).parameters
+    return [name for name in NAMES if name in known]
+
+
+def tensor(inputs: Inputs, name: str) -> Tensor:
+    """One of them; where the tokenizer gives no types all tokens are of type 0."""
+    found = getattr(inputs, name)
+    return torch.zeros_like(inputs.input_ids) if found is None else found
 
 
 def hugging_face(model: nn.Module, batches: Sequence[Inputs]) -> list[Step]:
-    """The model as Hugging Face runs it, on padded batches; it is given only what it knows (some have no types)."""
-    known = inspect.signature(model.forward).parameters
+    """The model as Hugging Face runs it, on padded batches; it is given only what it knows."""
+    known = known_names(model)
 
     @torch.inference_mode()
     def run(arguments: dict[str, Tensor]) -> object:
         return model(**arguments)
 
-    return [
-        partial(run, {k: v for k, v in tensors(inputs).items() if k in known and v is not None}) for inputs in batches
-    ]
+    given = [{name: getattr(inputs, name) for name in known} for inputs in batches]
+    return [partial(run, {name: value for name, value in each.items() if value is not None}) for each in given]
 
 
 class GemmLimit:
@@ -104,7 +111,8 @@ class OnnxRuntime:
     def steps(self, batches: Sequence[Inputs], dtype: str) -> list[Step]:
         if dtype not in self.sessions:
             self.sessions[dtype] = self.session(self.exported() if dtype == "float32" else self.quantised())
-        feeds = [{name: value.numpy() for name, value in tensors(inputs).items()} for inputs in batches]
+        names = known_names(self.model)
+        feeds = [{name: tensor(inputs, name).numpy() for name in names} for inputs in batches]
         return [partial(self.sessions[dtype].run, None, feed) for feed in feeds]
 
     def session(self, path: Path) -> Any:
@@ -119,12 +127,13 @@ class OnnxRuntime:
         path = self.folder / "float32.onnx"
         if not path.exists():
             ids = torch.ones(2, 16, dtype=torch.long)
-            example = (ids, ids.triu(), ids.clone())  # three tensors: one tensor would become one input
+            names = known_names(self.model)
+            example = (ids, ids.triu(), ids.clone())[: len(names)]  # each its own: one tensor would become one input
             dimensions = {0: torch.export.Dim("batch"), 1: torch.export.Dim("columns")}
             with quiet_exporter(), torch.no_grad():
                 torch.onnx.export(
                     LogitsAlone(self.model), example, path, dynamo=True, verbose=False,
-                    input_names=list(NAMES), output_names=["logits"], dynamic_shapes=(dimensions,) * 3,
+                    input_names=names, output_names=["logits"], dynamic_shapes=(dimensions,) * len(names),
                     external_data=False,
                 )  # fmt: skip
         return path
@@ -146,5 +155,9 @@ class LogitsAlone(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Any:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids).logits
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
+        if "logits" in output:
+            return output.logits
+        return torch.stack((output.start_logits, output.end_logits), dim=-1)  # of an answer in a text: [B, T, 2]

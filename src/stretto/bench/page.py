@@ -29,7 +29,7 @@ svg text { font: 11px system-ui, sans-serif; fill: #444; }
 """
 
 SCRIPT = """
-const NS = "http://www.w3.org/2000/svg", W = 360, H = 250, M = {l: 46, r: 10, t: 8, b: 34};
+const NS = "http://www.w3.org/2000/svg", W = 360, H = 250, M = {l: 46, r: 16, t: 8, b: 34};
 const tip = document.getElementById("tip");
 const node = (name, attributes, parent) => {
   const made = document.createElementNS(NS, name);
@@ -45,6 +45,12 @@ const hover = (element, text) => {
   });
   element.addEventListener("mouseleave", () => tip.style.display = "none");
 };
+const ticks = (low, high) => {
+  const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map(n => n * power).find(n => n >= rough), found = [];
+  for (let value = Math.ceil(low / step) * step; value <= high; value += step) found.push(+value.toFixed(6));
+  return found;
+};
 const frame = (parent, title, xName, yName, xs, ys) => {
   const figure = parent.appendChild(document.createElement("figure"));
   figure.appendChild(document.createElement("figcaption")).textContent = title;
@@ -52,11 +58,11 @@ const frame = (parent, title, xName, yName, xs, ys) => {
   const [x0, x1] = xs, [y0, y1] = ys;
   const x = v => M.l + (v - x0) / (x1 - x0) * (W - M.l - M.r);
   const y = v => H - M.b - (v - y0) / (y1 - y0) * (H - M.t - M.b);
-  for (let i = 0; i <= 4; i++) {
-    const u = x0 + i * (x1 - x0) / 4, v = y0 + i * (y1 - y0) / 4;
+  for (const u of ticks(x0, x1))
+    node("text", {x: x(u), y: H - M.b + 14, "text-anchor": "middle"}, svg).textContent = u;
+  for (const v of ticks(y0, y1)) {
     node("line", {x1: M.l, x2: W - M.r, y1: y(v), y2: y(v), stroke: "#eee"}, svg);
-    node("text", {x: x(u), y: H - M.b + 14, "text-anchor": "middle"}, svg).textContent = +u.toFixed(2);
-    node("text", {x: M.l - 5, y: y(v) + 4, "text-anchor": "end"}, svg).textContent = +v.toFixed(1);
+    node("text", {x: M.l - 5, y: y(v) + 4, "text-anchor": "end"}, svg).textContent = v;
   }
   node("text", {x: (W + M.l) / 2, y: H - 4, "text-anchor": "middle"}, svg).textContent = xName;
   const turned = {x: 10, y: H / 2, transform: `rotate(-90 10 ${H / 2})`, "text-anchor": "middle"};
@@ -129,7 +135,7 @@ def page(
 ) -> str:
     """`named` are the hard and easy texts of each set, by number."""
     names = list(dict.fromkeys(name for group in groups for name in group.rows))
-    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+    colours = {name: colour_of(place, len(names)) for place, name in enumerate(names)}
     found = {(part["set"], part["model"]): part for part in comparison.get("sets", [])}
     sections, data = [], []
     for number, seeds in enumerate(by_set(groups)):
@@ -151,6 +157,11 @@ def page(
     )
 
 
+def colour_of(place: int, count: int) -> str:
+    """Those of the plots, or hues around the circle if there are more rows."""
+    return COLOURS[place] if count <= len(COLOURS) else f"hsl({360 * place / count:.0f} 70% {40 + 12 * (place % 2)}%)"
+
+
 def section(name: str, seeds: Sequence[Group], part: Mapping[str, Any], texts: Mapping[int, str]) -> str:
     first = seeds[0]
     volumes = sorted(part.get("hypervolume", {}).items(), key=lambda pair: -sum(pair[1]) / len(pair[1]))
@@ -166,7 +177,8 @@ def section(name: str, seeds: Sequence[Group], part: Mapping[str, Any], texts: M
             "at cost c is worth 1 − c.</p>",
             html_table([{"row": row, "hypervolume": mean(values, 3)} for row, values in volumes]),
         ]
-    parts.append('<h3>Depth and length</h3><div class="histograms plots"></div>')
+    heading = "<h3>Depth and length</h3>" if any(row.answers for row in first.rows.values()) else ""
+    parts.append(f'{heading}<div class="histograms plots"></div>')
     agreed = part.get("agreement", {"rows": []})
     if agreed["rows"]:
         parts += [
@@ -198,6 +210,8 @@ def drawn(name: str, group: Group, colours: Mapping[str, str]) -> dict[str, Any]
         look = {"row": row.name, "colour": colours[row.name], "square": row.name in BASELINES}
         for dtype in ("float32", "int8"):
             points = sorted(row.on("test", dtype), key=lambda point: point.cost)
+            if row.method == "static_depth":
+                points = points[:1]  # only one depth has been trained
             if points:
                 marks = [
                     [

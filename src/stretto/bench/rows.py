@@ -312,8 +312,8 @@ class Bench:
                 rows.append(logits)
             else:  # an answer for every token: without padding
                 rows += [part[:length] for part, length in zip(logits, inputs.attention_mask.sum(1), strict=True)]
-        every_token = rows[0].dim() == 2 and model.backbone.token_head is not None
-        return model.task.scores(rows if every_token else torch.cat(rows), encoded, data.labels or [])
+        answered = rows if model.task.answers == "token" else torch.cat(rows)
+        return model.task.scores(answered, encoded, data.labels or [])
 
     def onnx(self, model: AdaptiveModel) -> OnnxRuntime:
         folder = self.folder / "onnx"

@@ -10,7 +10,7 @@ from stretto.bench.results import FULL, HF, Clock, Point, Row
 
 SET_NAMES = {
     "sst2": "SST-2", "trec": "TREC", "mrpc": "MRPC", "stsb": "STS-B", "ag_news": "AG News", "imdb": "IMDB", "mr": "MR",
-    "wnut17": "WNUT-17", "squad": "SQuAD", "dbpedia": "DBpedia",
+    "wnut17": "WNUT-17", "squad": "SQuAD", "dbpedia": "DBpedia", "sst2_base": "SST-2", "trec_base": "TREC",
 }  # fmt: skip
 METRIC_NAMES = {"accuracy": "accuracy, %", "pearson": "Pearson × 100"}
 STREAM = "stream"
