@@ -210,8 +210,8 @@ class Patchwork(Backbone):
     def head_modules(self) -> list[nn.Module]:
         return [self.model.classifier]
 
-    def classify(self, first_rows: Tensor) -> Tensor:
-        return self.model.classifier(first_rows)
+    def classify(self, pooled: Tensor) -> Tensor:
+        return self.model.classifier(pooled)
 
 
 def register() -> None:

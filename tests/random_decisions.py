@@ -35,7 +35,7 @@ class RandomDecisions(Silent):
 
     def __init__(self, chances: Chances, seed: int, backbone: Backbone, names: list[int]) -> None:
         exits = None
-        if backbone.token_head is None:
+        if not backbone.head.every_row:
             torch.manual_seed(1)
             exits = ExitHeads(backbone.d, backbone.n_layers - 1, backbone.n_labels, "mean", 0.0)
             for parameter in exits.parameters():

@@ -88,11 +88,6 @@ class Inputs:
         return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
-def first_tokens(hidden: Tensor, attention_mask: Tensor) -> Tensor:
-    """[B, T, d], [B, T] -> [B, d]: the state of position 0 of each sequence, whatever the padding side."""
-    return hidden[torch.arange(len(hidden), device=hidden.device), attention_mask.argmax(dim=1)]
-
-
 @dataclass(frozen=True)
 class Decision:
     """What a decider wants done now, and by what it was led; None says nothing."""
@@ -376,4 +371,7 @@ class Output:
     trace: Trace
     hidden: Tensor | None = None
     """[B, T, d] last state of each token as the head reads it, column = position; zeros where a token was dropped and
-    not restored."""
+    not restored. None if nobody asked for it."""
+    read: Tensor | None = None
+    """[B, d] what the model's head read of each sequence as it left, or would have read; None if `hidden` is, and where
+    every token is answered."""

@@ -202,9 +202,8 @@ def test_drop_schedules_hit_their_factor(shape: str, mix: str, batch: int, facto
     sizes = SHAPES[shape]
     d, f, n_layers = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"]
     spec = SimpleNamespace(macs=LayerMacs(query=d * d, key=2 * d * d, ffn=d * d + 2 * d * f, pair=d))
-    backbone: Any = SimpleNamespace(
-        n_layers=n_layers, specs=[spec] * n_layers, embedding_macs=0, head_macs=d * d + 2 * d, token_head=None
-    )
+    head = SimpleNamespace(macs_of=lambda lengths: torch.full_like(lengths, d * d + 2 * d))
+    backbone: Any = SimpleNamespace(n_layers=n_layers, specs=[spec] * n_layers, embedding_macs=0, head=head)
     lengths = Pool.of(mix, batch, 200, seed=0).lengths
     keep = drop_schedule(factor, lengths, backbone)
     assert list(keep) == sorted(keep, reverse=True)
@@ -237,7 +236,7 @@ def test_half_of_the_sequences_exit(batch: int) -> None:
         depths += trace.depth.tolist()
         spent += trace.decider_macs.tolist()
     assert depths == [2, 6] * (len(depths) // 2)
-    assert spent == [exits.macs, exits.macs + backbone.head_macs] * (
+    assert spent == [exits.macs, exits.macs + backbone.head.macs] * (
         len(spent) // 2
     )  # those who stay have asked the exit too
 

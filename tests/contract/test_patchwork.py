@@ -85,7 +85,7 @@ def test_every_token_is_answered_behind_the_final_norm(engine_class: Any) -> Non
 
         got = engine_class(backbone).run(batch(), Scripted(drop, "before", restore=True), 0.0).logits
         gone = (batch().positions % 3 == 2) & valid
-        last = backbone.label_tokens(backbone.final_norm(expected.hidden_states[1][gone]))  # type: ignore[misc]
+        last = backbone.head(backbone.final_norm(expected.hidden_states[1][gone]))  # type: ignore[misc]
     torch.testing.assert_close(got[gone], last, atol=1e-5, rtol=1e-5)
 
 
@@ -96,7 +96,7 @@ def test_a_sequence_that_leaves_early_passes_the_final_norm(engine_class: Any) -
         got = engine_class(backbone).run(
             batch(), Scripted(lambda state: Decision(exit=(state.ids == 3) & (state.layer == 2)), "after"), 0.0
         )
-        expected = backbone.classify(backbone.final_norm(states[2][3, 0]))  # type: ignore[misc]
+        expected = backbone.head(backbone.final_norm(states[2][3, 0]))  # type: ignore[misc]
     torch.testing.assert_close(got.logits[3], expected, atol=1e-5, rtol=1e-5)
     assert got.trace.depth.tolist() == [4, 4, 4, 2, 4]
 

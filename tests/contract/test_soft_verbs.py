@@ -189,7 +189,7 @@ def test_a_skipped_layer_is_not_asked_and_the_last_may_be_one(model_type: str) -
         for layer in (0, 2):
             bias = bias_of(backbone.specs[layer].attention)
             hidden = backbone.feed_forward(layer, backbone.attend(layer, hidden, bias, inputs.positions))
-        torch.testing.assert_close(got, backbone.classify(backbone.for_head(hidden[:, 0])), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got, backbone.head(backbone.for_head(hidden[:, 0])), atol=1e-5, rtol=1e-5)
     assert asked == [("before", 1), ("between", 1), ("before", 3), ("between", 3)]
 
 

@@ -91,7 +91,7 @@ def test_a_dropped_token_is_answered_from_its_last_state(engine_class: Any) -> N
     reference = ReferenceEngine(backbone)
     with torch.no_grad():
         output = engine_class(backbone).run(inputs, Scripted(drop_some, "before", "between", restore=True), 0.0)
-        after_one = backbone.label_tokens(reference.hidden_states(inputs)[1])  # nothing had gone yet
+        after_one = backbone.head(reference.hidden_states(inputs)[1])  # nothing had gone yet
         whole = hugging_face(backbone, inputs)
     gone = (inputs.positions % 3 == 2) & inputs.attention_mask.bool()
     torch.testing.assert_close(output.logits[gone], after_one[gone], atol=1e-5, rtol=1e-5)
@@ -105,7 +105,7 @@ def test_the_ledger_counts_the_head_of_every_token() -> None:
     for method in (Silent(), Scripted(drop_some, "before", "between", restore=True)):
         executed, output = executed_flops(PackedEngine(backbone), inputs, method, 0.0)
         assert executed == pytest.approx(int(flops(output.trace, backbone).sum()), rel=0.01)
-    assert backbone.head_macs == backbone.d * 5
+    assert backbone.head.macs == backbone.d * 5
 
 
 def test_gradients_reach_dropped_tokens_too() -> None:

@@ -271,7 +271,7 @@ def test_the_model_may_answer_with_its_own_head(name: str) -> None:
     with torch.no_grad():
         expected = own.reference.run(inputs, own.method, dial, keep_hidden=True)
         first = expected.hidden[:, 0]
-    torch.testing.assert_close(own.run(inputs, dial).logits, own.backbone.classify(first), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(own.run(inputs, dial).logits, own.backbone.head(first), atol=1e-5, rtol=1e-5)
     assert not torch.allclose(own.run(inputs, dial).logits, pooled.run(inputs, dial).logits)
     with pytest.raises(StrettoError, match="Expected head among 'pooled', 'model', got"):
         tiny_model(name, head="both")

@@ -118,9 +118,9 @@ def test_who_leaves_is_answered_by_the_models_own_head_from_the_gated_states(tas
             assert run.hidden is not None
             here = valid[index]
             if task is None:
-                got, expected = output.logits[index], backbone.classify(run.hidden[index, :1])[0]
+                got, expected = output.logits[index], backbone.head(run.hidden[index, :1])[0]
             else:
-                got, expected = output.logits[index, here], backbone.label_tokens(run.hidden[index, here])
+                got, expected = output.logits[index, here], backbone.head(run.hidden[index, here])
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -211,7 +211,7 @@ def test_a_frozen_token_costs_its_key_and_value_alone() -> None:
     (d, _, f), n = backbone.specs[0].widths, 8
     first = 4 * d * d * n + 2 * d * n * n + 2 * d * f * n
     later = 2 * d * d * n + 2 * d * d + 2 * d * n + 2 * d * f  # keys and values of 8, all else of 1
-    assert executed == 2 * (first + 3 * later + backbone.head_macs) == int(flops(output.trace, backbone))
+    assert executed == 2 * (first + 3 * later + backbone.head.macs) == int(flops(output.trace, backbone))
 
 
 def test_the_pooled_head_by_hand() -> None:

@@ -31,7 +31,7 @@ def test_saliency_is_the_gradient_times_the_embedding() -> None:
                 moved[(slice(None), *where)] += step
                 last = engine.hidden_states(inputs, embedded=moved)[-1]
                 first = last[torch.arange(2), inputs.attention_mask.argmax(dim=1)]
-                ends.append(backbone.classify(first)[torch.arange(2), labels])
+                ends.append(backbone.head(first)[torch.arange(2), labels])
             slope[(slice(None), *where)] = (ends[0] - ends[1]) / (2 * small)
         size = (slope * embedded).norm(dim=-1) * inputs.attention_mask
     torch.testing.assert_close(got, size / size.sum(dim=1, keepdim=True), atol=1e-7, rtol=1e-5)

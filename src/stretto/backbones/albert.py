@@ -42,9 +42,8 @@ class Albert(Backbone):
     def head_modules(self) -> list[nn.Module]:
         return [self.encoder.pooler, self.model.classifier]
 
-    def classify(self, first_rows: Tensor) -> Tensor:
-        pooled = torch.tanh(self.encoder.pooler(first_rows))
-        return self.model.classifier(self.model.dropout(pooled))
+    def classify(self, pooled: Tensor) -> Tensor:
+        return self.model.classifier(self.model.dropout(torch.tanh(self.encoder.pooler(pooled))))
 
     def pooler(self) -> nn.Linear | None:
         return cast(nn.Linear, self.encoder.pooler)

@@ -43,8 +43,8 @@ class Alberta(Backbone):
     def head_modules(self) -> list[nn.Module]:
         return [self.model.pooler, self.model.classifier]
 
-    def classify(self, first_rows: Tensor) -> Tensor:
-        return self.model.classify(first_rows)
+    def classify(self, pooled: Tensor) -> Tensor:
+        return self.model.classify(pooled)
 
     def pooler(self) -> nn.Linear | None:
         return cast(nn.Linear, self.model.pooler)

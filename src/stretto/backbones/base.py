@@ -7,12 +7,15 @@ behind the last. It hands out the Hugging Face modules themselves; nothing is co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from stretto.backbones import plain
+from stretto.backbones.heads import Head, sequence_head, token_head
 from stretto.backbones.spec import LayerSpec
+from stretto.errors import StrettoError
 
 
 class Backbone(ABC):
@@ -32,8 +35,6 @@ class Backbone(ABC):
         self.n_layers = len(self.layers)
         self.d = int(self.config.hidden_size)
         self.n_labels = int(self.config.num_labels)
-        self.token_head: nn.Linear | None = token_head(model)
-        """The head of a model that answers every token; None if it answers sequences."""
 
     def list_layers(self) -> list[Any]:
         """The layers in the order they run."""
@@ -68,19 +69,30 @@ class Backbone(ABC):
         """Rows behind their last layer as the head reads them: […, d] -> […, d]."""
         return rows if self.final_norm is None else self.final_norm(rows)
 
+    @cached_property
+    def head(self) -> Head:
+        """What answers: the head with which Hugging Face built the model for its task."""
+        return self.make_head()
+
+    def make_head(self) -> Head:
+        name = type(self.model).__name__
+        if name.endswith("ForSequenceClassification"):
+            return sequence_head(self.model, self.classify, self.head_modules())
+        if name.endswith(("ForTokenClassification", "ForQuestionAnswering")):
+            return token_head(self.model)
+        raise StrettoError(
+            f"Expected a model with a head for sequences, tokens or questions, got a {name}. "
+            "Load it with AutoModelForSequenceClassification, AutoModelForTokenClassification or "
+            "AutoModelForQuestionAnswering."
+        )
+
     @abstractmethod
     def head_modules(self) -> list[nn.Module]:
-        """The modules of the sequence head (their cost is counted)."""
+        """The modules of the head for sequences, all that `classify` uses."""
 
     @abstractmethod
-    def classify(self, first_rows: Tensor) -> Tensor:
-        """The sequence head on the states of position 0 (see `for_head`): [B, d] -> [B, C]."""
-
-    def label_tokens(self, rows: Tensor) -> Tensor:
-        """The token head on any rows (see `for_head`): […, d] -> […, C]."""
-        assert self.token_head is not None
-        dropout = getattr(self.model, "dropout", None)
-        return self.token_head(rows if dropout is None else dropout(rows))
+    def classify(self, pooled: Tensor) -> Tensor:
+        """What the head for sequences makes of the state that it reads: [B, d] -> [B, C]."""
 
     def pooler(self) -> nn.Linear | None:
         """A pretrained Linear(d, d) that pools position 0, to initialise exits from; None where there is none."""
@@ -90,17 +102,3 @@ class Backbone(ABC):
     def embedding_macs(self) -> int:
         """Multiply-adds per token to bring embeddings to the hidden size (0 where they have it already)."""
         return 0
-
-    @property
-    def head_macs(self) -> int:
-        """Multiply-adds of the final head, for one sequence or (token head) for one token."""
-        heads = self.head_modules() if self.token_head is None else [self.token_head]
-        linears = (m for module in heads for m in module.modules() if isinstance(m, nn.Linear))
-        return sum(linear.weight.numel() for linear in linears)
-
-
-def token_head(model: Any) -> nn.Linear | None:
-    """The Linear with which a Hugging Face model answers every token, by the names all architectures use."""
-    if type(model).__name__.endswith("ForTokenClassification"):
-        return model.classifier
-    return getattr(model, "qa_outputs", None)

@@ -29,9 +29,9 @@ class Bert(Backbone):
     def head_modules(self) -> list[nn.Module]:
         return [self.encoder.pooler, self.model.classifier]
 
-    def classify(self, first_rows: Tensor) -> Tensor:
-        pooled = self.encoder.pooler(first_rows.unsqueeze(1))  # the pooler itself picks column 0
-        return self.model.classifier(self.model.dropout(pooled))
+    def classify(self, pooled: Tensor) -> Tensor:
+        first = self.encoder.pooler(pooled.unsqueeze(1))  # the pooler itself picks column 0
+        return self.model.classifier(self.model.dropout(first))
 
     def pooler(self) -> nn.Linear | None:
         return cast(nn.Linear, self.encoder.pooler.dense)
@@ -49,8 +49,8 @@ class Roberta(Bert):
     def head_modules(self) -> list[nn.Module]:
         return [self.model.classifier]
 
-    def classify(self, first_rows: Tensor) -> Tensor:
-        return self.model.classifier(first_rows.unsqueeze(1))
+    def classify(self, pooled: Tensor) -> Tensor:
+        return self.model.classifier(pooled.unsqueeze(1))
 
     def pooler(self) -> nn.Linear | None:
         return None  # Hugging Face builds these classifiers without a pooler

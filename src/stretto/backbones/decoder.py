@@ -14,7 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from stretto.backbones.base import Backbone
+from stretto.backbones.heads import FirstRow, Head
 from stretto.backbones.spec import AttentionSpec, FeedForwardSpec
+from stretto.errors import StrettoError
 
 
 class ModuleDropout:
@@ -67,17 +69,25 @@ class EncoderDecoder(Backbone):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
+        if not hasattr(model, "lm_head"):
+            raise StrettoError(
+                f"Expected an encoder-decoder that writes texts, got a {type(model).__name__}. "
+                "Load it with AutoModelForSeq2SeqLM."
+            )
         self.blocks: list[Any] = self.list_blocks()
         self.block_specs = [self.block_spec(block) for block in self.blocks]
         self.n_blocks = len(self.blocks)
-        self.head: nn.Linear = model.lm_head
-        self.vocabulary = int(self.head.out_features)
+        self.lm_head: nn.Linear = model.lm_head
+        self.vocabulary = int(self.lm_head.out_features)
+
+    def make_head(self) -> Head:
+        return FirstRow(self.classify)  # of the encoder alone: it answers nothing, and costs nothing
 
     def head_modules(self) -> list[nn.Module]:
         return []
 
-    def classify(self, first_rows: Tensor) -> Tensor:
-        return first_rows.new_zeros(len(first_rows), self.n_labels)  # the decoder reads all rows, and answers
+    def classify(self, pooled: Tensor) -> Tensor:
+        return pooled.new_zeros(len(pooled), self.n_labels)  # the decoder reads all rows, and answers
 
     # ---- the decoder
 

@@ -41,9 +41,8 @@ class DistilBert(Backbone):
     def head_modules(self) -> list[nn.Module]:
         return [self.model.pre_classifier, self.model.classifier]
 
-    def classify(self, first_rows: Tensor) -> Tensor:
-        pooled = torch.relu(self.model.pre_classifier(first_rows))
-        return self.model.classifier(self.model.dropout(pooled))
+    def classify(self, pooled: Tensor) -> Tensor:
+        return self.model.classifier(self.model.dropout(torch.relu(self.model.pre_classifier(pooled))))
 
     def pooler(self) -> nn.Linear | None:
         return cast(nn.Linear, self.model.pre_classifier)

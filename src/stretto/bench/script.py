@@ -86,5 +86,5 @@ def drop_schedule(factor: float, lengths: Tensor, backbone: Backbone) -> tuple[f
 def scheduled_flops(keep: Sequence[float], lengths: Tensor, backbone: Backbone) -> Tensor:
     """FLOPs of all sequences together under a drop schedule."""
     rows = torch.stack([kept_tokens(part, lengths) for part in keep], dim=1)  # [B, L]
-    deciders = lengths * backbone.embedding_macs + backbone.head_macs
+    deciders = lengths * backbone.embedding_macs + backbone.head.macs_of(lengths)
     return flops(Trace(lengths, rows, rows, rows, deciders, torch.zeros_like(rows)), backbone).sum()

@@ -79,12 +79,10 @@ class Graph(nn.Module):
     def feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
         return self.backbone.feed_forward(layer - 1, hidden)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """The model's own head on the states behind the last layer: [B, T, d] -> [B, C] or [B, T, C]."""
-        read = self.backbone.for_head(hidden)
-        return (
-            self.backbone.classify(read[:, 0]) if self.backbone.token_head is None else self.backbone.label_tokens(read)
-        )
+    def head(self, hidden: Tensor, live: Tensor) -> Tensor:
+        """The model's own head on the states behind the last layer: [B, T, d], [B, T] bool -> [B, C] or [B, T, C]."""
+        head = self.backbone.head
+        return head(head.pool_padded(self.backbone.for_head(hidden), live))
 
 
 class WholeGraph(Graph):
@@ -108,13 +106,13 @@ class WholeGraph(Graph):
         for layer in range(1, self.depth + 1):
             table.hidden = self.feed_forward(layer, self.attend(layer, table))
         if self.depth == self.backbone.n_layers:
-            return self.head(table.hidden)
+            return self.head(table.hidden, table.live)
         assert self.method.exits is not None
         return self.method.exits(self.depth, self.method.exits.pool_padded(table.hidden, attention_mask))
 
     def shortened(self, table: Table, columns: Any, n: Tensor) -> Tensor:
         """Each layer keeps the most significant tokens; `n` ([B]) came in, in `columns` columns."""
-        of_tokens = self.backbone.token_head is not None
+        of_tokens = self.backbone.head.every_row
         # [B, T0 + 1, d] the last state of each token, and one column more for what nobody reads
         shelf = nn.functional.pad(table.hidden, (0, 0, 0, 1)) if of_tokens else None
         for layer, (counts, (slope, offset)) in enumerate(zip(self.counts, self.lines, strict=True), start=1):
@@ -125,8 +123,8 @@ class WholeGraph(Graph):
             table.take(order, counts[n], columns * slope // PARTS + offset)
             table.hidden = self.feed_forward(layer, table.hidden)
         if shelf is None:
-            return self.head(table.hidden)
-        return self.backbone.label_tokens(put(shelf, table, self.backbone.for_head(table.hidden))[:, :-1])
+            return self.head(table.hidden, table.live)
+        return self.backbone.head(put(shelf, table, self.backbone.for_head(table.hidden))[:, :-1])
 
     def by_significance(self, layer: int, table: Table) -> Tensor:
         """[B, T] columns, the most significant first; position 0 before all, what is not live behind."""
@@ -205,7 +203,7 @@ class StageGraph(Graph):
     def answer(self, layer: int, table: Table, dial: Tensor, notes: Notes) -> tuple[Tensor, Tensor]:
         """[B, C] what the sequences would answer after `layer`, and [B] bool whether they leave. Writes the notes."""
         if layer == self.backbone.n_layers:
-            return self.head(table.hidden), torch.ones_like(dial, dtype=torch.bool)
+            return self.head(table.hidden, table.live), torch.ones_like(dial, dtype=torch.bool)
         exits = self.method.exits
         assert exits is not None
         pooled = exits.pool_padded(table.hidden, table.live)

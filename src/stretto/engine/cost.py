@@ -49,8 +49,7 @@ def full_flops(lengths: Tensor, backbone: Backbone) -> Tensor:
     """[B] FLOPs of the full model on unpadded sequences of these lengths ([B]), final head included."""
     rows = lengths.unsqueeze(1)
     layers = layer_macs(backbone.specs, rows, rows, rows).sum(dim=1)
-    answers = 1 if backbone.token_head is None else lengths
-    return 2 * (layers + lengths * backbone.embedding_macs + answers * backbone.head_macs)
+    return 2 * (layers + lengths * backbone.embedding_macs + backbone.head.macs_of(lengths))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class DecoderEngine:
     def __init__(self, backbone: EncoderDecoder, dtype: str = "float32") -> None:
         self.backbone, self.dtype = backbone, dtype
         self.blocks = [PackedBlock(spec, number, dtype) for number, spec in enumerate(backbone.block_specs)]
-        self.head = product(backbone.head, dtype=dtype)
+        self.head = product(backbone.lm_head, dtype=dtype)
 
     @torch.inference_mode()
     def run(

@@ -103,5 +103,5 @@ def decoder_flops(trace: DecoderTrace, backbone: EncoderDecoder) -> Tensor:
     ).unbind(dim=1)  # [N] each
     blocks = token * trace.tokens + key * trace.projected + source * trace.source
     attention = own * trace.pairs + cross * trace.tokens * trace.lengths.unsqueeze(1)
-    head = trace.heads * backbone.head.weight.numel()
+    head = trace.heads * backbone.lm_head.weight.numel()
     return 2 * ((blocks + attention).sum(dim=1) + head + trace.decider_macs)

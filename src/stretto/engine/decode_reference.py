@@ -53,7 +53,7 @@ class DecoderReference:
 
     def logits(self, states: Tensor) -> Tensor:
         """[…, d] -> […, V]"""
-        logits = self.backbone.head(self.backbone.for_output(states))
+        logits = self.backbone.lm_head(self.backbone.for_output(states))
         return logits if self.backbone.head_bias is None else logits + self.backbone.head_bias
 
     def _block(self, number: int, hidden: Tensor, given: Given) -> Tensor:

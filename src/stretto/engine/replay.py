@@ -28,7 +28,7 @@ class Recording:
 
     pooled: Tensor
     """[n, E, d] what each exit reads."""
-    first: Tensor
+    last: Tensor
     """[n, d] what the final head reads."""
     lengths: Tensor
     """[n] tokens."""
@@ -69,16 +69,16 @@ def record(
 ) -> Recording:
     """One pass over the batches. `above(recorder, batch size)` may put the recorder above another decider, which drops
     or freezes tokens on the way."""
-    pooled, first, lengths = [], [], []
+    pooled, last, lengths = [], [], []
     for inputs in batches:
         recorder, batch = Recorder(exits), len(inputs.input_ids)
         device = next(exits.parameters()).device
         output = engine.run(inputs.to(device), above(recorder, batch), 0.0, keep_hidden=True)
-        assert output.hidden is not None
+        assert output.read is not None
         pooled.append(recorder.pooled(batch, engine.backbone.n_layers - 1))
-        first.append(output.hidden[:, 0].clone())
+        last.append(output.read)
         lengths.append(output.trace.lengths.clone())
-    return Recording(torch.cat(pooled), torch.cat(first), torch.cat(lengths))
+    return Recording(torch.cat(pooled), torch.cat(last), torch.cat(lengths))
 
 
 @torch.inference_mode()
@@ -96,7 +96,7 @@ def replay(backbone: Backbone, decider: Decider, recording: Recording, dial: flo
         skipped = skipped_undisturbed(backbone.specs[layer - 1].attention, lengths)
         run.books.count(layer, ids, lengths, lengths, lengths, skipped)
         if layer == backbone.n_layers:
-            run.answer(state, torch.arange(len(ids), device=ids.device), recording.first[ids])
+            run.answer(state, torch.arange(len(ids), device=ids.device), recording.last[ids])
         else:
             run.after(state, layer, recording.pooled[ids, layer - 1])
         if not state.n_sequences:

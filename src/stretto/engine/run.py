@@ -98,6 +98,13 @@ class Departure(NamedTuple):
     """[k]"""
     logits: Tensor
     """[k, C]; where every token is answered [rows, C], all tokens of one sequence after another."""
+    read: Tensor | None
+    """[k, d] what the model's head read, or would have read; None if nobody asks (see `Output.read`)."""
+
+
+def in_order(rows: Tensor, numbers: Tensor, count: int) -> Tensor:
+    """[M, …] rows with their numbers ([M], below `count`) -> [count, …], zeros where there is no row."""
+    return rows.new_zeros(count, rows.shape[1]).index_copy(0, numbers, rows)
 
 
 class Run:
@@ -114,13 +121,13 @@ class Run:
     ) -> None:
         self.backbone, self.decider, self.soft = backbone, decider, soft
         self.exits = exits or decider.exits
-        self.answers_tokens = backbone.token_head is not None
+        self.head = backbone.head
         weight = backbone.specs[0].attention.query.weight
         self.dtype = weight.dtype
         self.books = Books(backbone.n_layers, weight.device)
         self.shelf: Ring | None = None
         """Rows by their number, as the head reads them, if they are needed after their sequence has moved on."""
-        if keep_hidden or self.answers_tokens:
+        if keep_hidden or self.head.every_row:
             self.shelf = Ring(backbone.d, weight.dtype, weight.device)
         self.next = START
         self.departed: list[Departure] = []
@@ -163,7 +170,7 @@ class Run:
         dropped = decision.drop & ~state.protected
         if not bool(dropped.any()):
             return None
-        if self.shelf is not None and (self.decider.restore or self.answers_tokens):
+        if self.shelf is not None and (self.decider.restore or self.head.every_row):
             self.shelf.put(state.row_ids[dropped], self.backbone.for_head(rows)[dropped])
         return ~dropped
 
@@ -202,35 +209,35 @@ class Run:
             gone = torch.zeros_like(state.ids, dtype=torch.bool).index_fill_(0, leaving, True)
             gone = gone.index_select(0, state.sequence)
             self.shelf.put(state.row_ids[gone], rows[gone])
+        read = None
+        if not self.head.every_row and (logits is None or self.shelf is not None):
+            read = self.head.pool_rows(rows, state).index_select(0, leaving)
         if logits is None:
-            if self.answers_tokens:
-                logits = self._token_answers(state, leaving, ids)
-            else:
-                logits = self._final_answers(state, leaving, rows)
+            logits = self._token_answers(state, leaving) if read is None else self._answers(state, leaving, rows, read)
         self.books.spend(ids, state.spent.index_select(0, leaving))
-        self.departed.append(Departure(ids, logits.to(self.dtype)))
+        self.departed.append(Departure(ids, logits.to(self.dtype), None if self.shelf is None else read))
         return state.forget_sequences(leaving)
 
-    def _token_answers(self, state: State, leaving: Tensor, ids: Tensor) -> Tensor:
+    def _token_answers(self, state: State, leaving: Tensor) -> Tensor:
         """[rows, C] for all tokens of these sequences, dropped ones too."""
         assert self.shelf is not None
-        state.spend(self.books.lengths(ids) * self.backbone.head_macs, leaving)
-        return self.backbone.label_tokens(self.shelf.get(self.books.row_ids(ids)))
+        ids = state.ids.index_select(0, leaving)
+        state.spend(self.head.macs_of(self.books.lengths(ids)), leaving)
+        return self.head(self.shelf.get(self.books.row_ids(ids)))
 
-    def _final_answers(self, state: State, leaving: Tensor, rows: Tensor) -> Tensor:
-        """[leaving, C] from the model's own head, or from the decider's for the sequences that it answers."""
-        head, theirs = self.decider.own_head(), self.backbone.head_macs
-        first = state.starts.index_select(0, leaving)
-        answered = None if head is None else head.answers(state)  # [B]
+    def _answers(self, state: State, leaving: Tensor, rows: Tensor, read: Tensor) -> Tensor:
+        """[leaving, C] from the model's head on `read` ([leaving, d]), or from the decider's for those it answers."""
+        own = self.decider.own_head()
+        answered = None if own is None else own.answers(state)  # [B]
         mine = None if answered is None else answered.index_select(0, leaving)
-        if head is None or mine is None or not bool(mine.any()):
-            state.spend(theirs, leaving)
-            return self.backbone.classify(rows.index_select(0, first))
-        state.spend(torch.where(mine, head.macs, theirs), leaving)
+        if own is None or mine is None or not bool(mine.any()):
+            state.spend(self.head.macs, leaving)
+            return self.head(read)
+        state.spend(torch.where(mine, own.macs, self.head.macs), leaving)
         logits = rows.new_zeros(len(mine), self.backbone.n_labels, dtype=self.dtype)
-        logits[mine] = head(head.pool_rows(rows, state)[leaving[mine]]).to(self.dtype)
+        logits[mine] = own(own.pool_rows(rows, state)[leaving[mine]]).to(self.dtype)
         if not bool(mine.all()):
-            logits[~mine] = self.backbone.classify(rows[first[~mine]]).to(self.dtype)
+            logits[~mine] = self.head(read[~mine]).to(self.dtype)
         return logits
 
     def after(self, state: State, layer: int, rows: Tensor) -> Tensor | None:
@@ -246,9 +253,13 @@ class Run:
 
     def output(self, batch: int, columns: int) -> Output:
         """The answers of a batch that entered first and has left, nothing of it having been handed out before."""
-        ids, answers = (torch.cat(several) for several in zip(*self.departed, strict=True))
-        size, rows = ((batch, columns), self.books.row_ids(ids)) if self.answers_tokens else ((batch,), ids)
-        logits = answers.new_zeros(batch * columns if self.answers_tokens else batch, self.backbone.n_labels)
-        logits = logits.index_copy(0, rows, answers).view(*size, -1)
+        ids = torch.cat([left.ids for left in self.departed])
+        answers = torch.cat([left.logits for left in self.departed])
+        if self.head.every_row:
+            logits = in_order(answers, self.books.row_ids(ids), batch * columns).view(batch, columns, -1)
+        else:
+            logits = in_order(answers, ids, batch)
+        reads = [left.read for left in self.departed if left.read is not None]
         hidden = None if self.shelf is None else self.shelf.table.view(batch, columns, -1)
-        return Output(logits, self.books.trace(torch.arange(batch, device=ids.device)), hidden)
+        trace = self.books.trace(torch.arange(batch, device=ids.device))
+        return Output(logits, trace, hidden, in_order(torch.cat(reads), ids, batch) if reads else None)

@@ -106,7 +106,7 @@ class Stepping:
         """One part goes through one layer; the sequences that have left, with their answers."""
         self.advance()
         departed, self.run.departed = self.run.departed, []
-        return [finished for ids, logits in departed for finished in self._hand_out(ids, logits)]
+        return [finished for left in departed for finished in self._hand_out(left.ids, left.logits)]
 
     @torch.inference_mode()
     def forget(self, ids: Collection[int]) -> None:
@@ -130,7 +130,7 @@ class Stepping:
     def _hand_out(self, ids: Tensor, logits: Tensor) -> list[Finished]:
         run, trace = self.run, self.run.books.trace(ids)
         lengths = trace.lengths.tolist()
-        each = logits.split(lengths) if run.answers_tokens else logits.unbind()
+        each = logits.split(lengths) if run.head.every_row else logits.unbind()
         hidden: Sequence[Tensor | None] = [None] * len(each)
         if self.keep_hidden and run.shelf is not None:
             hidden = run.shelf.get(run.books.row_ids(ids)).split(lengths)

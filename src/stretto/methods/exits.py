@@ -12,12 +12,12 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding_bag
 
+from stretto.backbones.heads import READINGS
 from stretto.engine.linear import product
 from stretto.engine.parts import rounded
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share
-from stretto.state import State, first_tokens
+from stretto.state import State
 
 Pool = Literal["mean", "cls"]
 
@@ -55,18 +55,11 @@ class ExitHeads(nn.Module):
 
     def pool_rows(self, rows: Tensor, state: State) -> Tensor:
         """Packed rows [N, d] -> [B, d]."""
-        if self.pool == "cls":
-            return rows[state.starts]
-        everything = torch.arange(len(rows), device=rows.device)
-        # segment_reduce is 4 to 7 times slower than a bag, a bag's own mean twice as slow as its sum
-        return embedding_bag(everything, rows, state.starts, mode="sum") / state.lengths.unsqueeze(1)
+        return READINGS[self.pool].of_rows(rows, state)
 
     def pool_padded(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Padded states [B, T, d] -> [B, d]; the same as `pool_rows`, for training."""
-        if self.pool == "cls":
-            return first_tokens(hidden, attention_mask)
-        mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
-        return (hidden * mask).sum(dim=1) / mask.sum(dim=1)
+        return READINGS[self.pool].of_tokens(hidden, attention_mask)
 
     def forward(self, layer: int, pooled: Tensor) -> Tensor:
         """Answers of the exit after `layer` (from 1): [B, d] -> [B, C]."""

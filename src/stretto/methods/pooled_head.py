@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from stretto.backbones.heads import mean_of_rows, mean_of_tokens
 from stretto.state import State
 
 
@@ -32,15 +33,12 @@ class PooledHead(nn.Module):
         """Packed rows [N, d] -> [B, 2 d]."""
         empty = rows.new_zeros(state.n_sequences, rows.shape[1])
         largest = empty.scatter_reduce(0, state.sequence.unsqueeze(1).expand_as(rows), rows, "amax", include_self=False)
-        mean = empty.index_add(0, state.sequence, rows) / state.lengths.unsqueeze(1)
-        return torch.cat([largest, mean], dim=1).relu()
+        return torch.cat([largest, mean_of_rows(rows, state)], dim=1).relu()
 
     def pool_padded(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Padded states [B, T, d] -> [B, 2 d]; the same as `pool_rows`, for training."""
-        mask = attention_mask.unsqueeze(-1).bool()
-        largest = hidden.masked_fill(~mask, -torch.inf).amax(dim=1)
-        mean = hidden.masked_fill(~mask, 0).sum(dim=1) / mask.sum(dim=1)
-        return torch.cat([largest, mean], dim=1).relu()
+        largest = hidden.masked_fill(~attention_mask.unsqueeze(-1).bool(), -torch.inf).amax(dim=1)
+        return torch.cat([largest, mean_of_tokens(hidden, attention_mask)], dim=1).relu()
 
     def forward(self, pooled: Tensor) -> Tensor:
         """[…, 2 d] -> […, C]"""

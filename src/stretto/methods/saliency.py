@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stretto.engine.reference import ReferenceEngine
-from stretto.state import Inputs, first_tokens
+from stretto.state import Inputs
 from stretto.tasks import Task
 
 
@@ -25,13 +25,10 @@ def layer_saliency(
     engine: ReferenceEngine, task: Task, inputs: Inputs, labels: Tensor, depth: int | None = None
 ) -> Tensor:
     """[depth, B, T]: the same with what each of the first `depth` layers (default: all) reads in the place of h⁰."""
-    backbone = engine.backbone
+    head = engine.backbone.head
     embedded = engine.embed(inputs).detach().requires_grad_()
     *states, last = engine.hidden_states(inputs, embedded=embedded)
-    if backbone.token_head is None:
-        logits = backbone.classify(first_tokens(last, inputs.attention_mask))
-    else:
-        logits = backbone.label_tokens(last)
+    logits = head(head.pool_padded(last, inputs.attention_mask))
     states = states[:depth]
     gradients = torch.autograd.grad(task.right_logit(logits, labels).sum(), states)
     sizes = torch.stack([(g * state).detach().norm(dim=-1) for g, state in zip(gradients, states, strict=True)])

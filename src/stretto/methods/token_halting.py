@@ -32,7 +32,7 @@ from stretto.methods.base import Dial, Needs, Shape, Stage, TrainingBatch, space
 from stretto.methods.depths import DepthAdaptive, DepthConfig
 from stretto.methods.halting import depth_at_quantile, oracle_depth
 from stretto.methods.settings import Epochs, Weight
-from stretto.state import State, first_tokens
+from stretto.state import State
 from stretto.tasks import Task
 
 
@@ -96,14 +96,12 @@ class TokenHalting(DepthAdaptive):
 
     def anytime_loss(self, batch: TrainingBatch) -> Tensor:
         """The mean loss of the pooled head over all layers, and that of the model's own head."""
-        inputs, backbone = batch.inputs, batch.engine.backbone
+        inputs, head = batch.inputs, batch.engine.backbone.head
         states = batch.engine.as_heads_read(batch.engine.hidden_states(inputs))
         answers = [self.pooled_head(self.pooled_head.pool_padded(state, inputs.attention_mask)) for state in states]
         early = torch.stack([self.task.loss(logits, batch.labels).mean() for logits in answers]).mean()
-        return (
-            early
-            + self.task.loss(backbone.classify(first_tokens(states[-1], inputs.attention_mask)), batch.labels).mean()
-        )
+        final = head(head.pool_padded(states[-1], inputs.attention_mask))
+        return early + self.task.loss(final, batch.labels).mean()
 
     def correct_tokens(self, states: list[Tensor], labels: Tensor) -> Tensor:
         """L states [B, T, d], [B] -> [L, B, T] bool: is the answer of this token alone right after this layer?"""

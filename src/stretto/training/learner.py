@@ -13,7 +13,7 @@ from stretto.engine.replay import Recorder
 from stretto.methods.base import Pass, Stage, TrainingBatch
 from stretto.methods.combine import Beneath, drawn_dials
 from stretto.model import AdaptiveModel
-from stretto.state import Inputs, first_tokens
+from stretto.state import Inputs
 
 
 class Learner(nn.Module):
@@ -40,7 +40,7 @@ class Learner(nn.Module):
             return {"loss": stage.objective(self.training_batch(as_inputs(batch), labels))}
         if "pooled" in batch:
             read = [batch["pooled"][:, layer - 1] for layer in stage.layers]
-            forward = self.answers(read, batch["first"], labels)
+            forward = self.answers(read, batch["last"], labels)
         else:
             forward = self.read(as_inputs(batch), labels)
         logits = forward.logits.transpose(0, 1)  # [B, E + 1, C], as Trainer gathers by row
@@ -79,17 +79,14 @@ class Learner(nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
             states = self.model.reference.hidden_states(inputs, None if stage.final else max(stage.layers))
             read = [exits.pool_padded(states[n], inputs.attention_mask) for n in stage.layers] if exits else []
-            last = states[-1]
-            if self.model.backbone.token_head is None:
-                last = first_tokens(last, inputs.attention_mask)
+            last = self.model.backbone.head.pool_padded(states[-1], inputs.attention_mask)
         return self.answers(read, last, labels)
 
     def answers(self, read: list[Tensor], last: Tensor, labels: Tensor) -> Pass:
         """What the exits say to `read` ([B, d] each) and the final head to `last` ([B, d]; all tokens: [B, T, d])."""
         backbone, exits, stage = self.model.backbone, self.model.method.exits, self.stage
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
-            head = backbone.classify if backbone.token_head is None else backbone.label_tokens
-            final = [head(last)] if stage.final else []
+            final = [backbone.head(last)] if stage.final else []
         early = [exits(layer, x) for layer, x in zip(stage.layers, read, strict=True)] if exits else []
         seen = torch.stack(read) if read else last.new_zeros(0, *last.shape)
         return Pass(stage.layers, torch.stack(early + final), seen, labels, self.step)

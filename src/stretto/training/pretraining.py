@@ -11,7 +11,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -29,6 +29,7 @@ from transformers import (
 from stretto.backbones.alberta import Alberta
 from stretto.backbones.alberta_config import AlbertaConfig
 from stretto.backbones.alberta_model import AlbertaForMaskedLM
+from stretto.backbones.heads import EveryRow, Head
 from stretto.data import Dataset
 from stretto.data.tokenise import IGNORED, collate
 from stretto.engine.reference import ReferenceEngine
@@ -257,10 +258,10 @@ class Headless(Alberta):
 
     def __init__(self, model: AlbertaForMaskedLM) -> None:
         super().__init__(model)
-        self.n_labels, self.token_head = self.d, cast(Any, nn.Identity())
+        self.n_labels = self.d
 
-    def label_tokens(self, rows: Tensor) -> Tensor:
-        return rows
+    def make_head(self) -> Head:
+        return EveryRow(nn.Identity())
 
 
 def untie(learner: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
