@@ -126,7 +126,7 @@ def test_the_gemm_limit_makes_the_products_of_a_trace_and_no_others() -> None:
 
     layer: Any = SimpleNamespace(
         spec=backbone.specs[0], qkv=counted(d, 3 * d), query=counted(d, d), key_value=counted(d, 2 * d),
-        attention_output=counted(d, d), ffn_out=counted(f, d),
+        attention_output=counted(d, d), ffn=SimpleNamespace(out=counted(f, d)),
     )  # fmt: skip
     limit.layers = [(layer, counted(d, f))] * backbone.n_layers
     (step,) = limit.steps([trace])

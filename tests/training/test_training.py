@@ -366,7 +366,7 @@ train(model, tiny_reviews(128), tiny_reviews(48, seed=1), sys.argv[2], progress=
 def test_two_processes(method: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*command, str(script), method, str(tmp_path / "out")], env=environment, capture_output=True, text=True
