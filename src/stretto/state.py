@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -185,7 +185,10 @@ class State:
     spent: Tensor
     """[B] multiply-adds the deciders used; the engine writes them down when a sequence leaves."""
     stack: Stack = "encoder"
-    """Which layers these are. In a decoder a row is the newest token of a text, and its sequence is that text."""
+    """Which stack of layers is running: in a decoder `layer` counts its blocks, and each row is the newest token of a
+    text that is being written."""
+    step: int = 0
+    """How many tokens of those texts came before: the position of the rows. An encoder has one step."""
     gate: Tensor | None = None
     """[B] the factor on this layer's residual branches, if one was said before it."""
     any_frozen: bool = False
@@ -334,6 +337,8 @@ class State:
 class Trace:
     """What was executed, per sequence of the batch (B) and layer (L). `stretto.engine.cost` turns it into FLOPs."""
 
+    stack: ClassVar[Stack] = "encoder"
+    """Whose layers these are. Those of a decoder, over all steps, are counted by `engine.decode_cost.DecoderTrace`."""
     lengths: Tensor
     """[B] tokens that came in."""
     n_query: Tensor

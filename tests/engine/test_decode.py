@@ -237,3 +237,28 @@ def test_both_engines_run_the_encoder_as_hugging_face_does(family: str) -> None:
     for output in (packed, reference):
         assert output.hidden is not None
         torch.testing.assert_close(output.hidden[inputs.attention_mask.bool()], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_decider_knows_the_stack_and_the_step_it_is_asked_in() -> None:
+    class Witness(Silent):
+        points: frozenset[Point] = frozenset({"before"})
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[tuple[str, int, int]] = []
+
+        def decide(self, state: State) -> None:
+            assert state.stack == "encoder" or bool((state.position == state.step).all())
+            self.seen.append((state.stack, state.step, state.layer))
+
+    engine, witness = engine_for("marian"), Witness()
+    batch = random_source(LENGTHS)
+    output = PackedEngine(engine.backbone).run(Inputs(**batch), witness, 0.0)
+    assert set(witness.seen) == {("encoder", 0, layer) for layer in range(1, engine.backbone.n_layers + 1)}
+    witness.seen.clear()
+    generation = settings_of(engine, max_new_tokens=3, min_length=4)
+    _, trace = engine.run(encoded(engine.backbone.model, batch), generation, witness, 0.0)
+    asked = {(step, layer) for _, step, layer in witness.seen}
+    assert {stack for stack, _, _ in witness.seen} == {"decoder"}
+    assert {step for step, _ in asked} == {0, 1, 2} and max(layer for _, layer in asked) == BLOCKS
+    assert (output.trace.stack, trace.stack) == ("encoder", "decoder")

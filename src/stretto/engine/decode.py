@@ -156,7 +156,7 @@ class Token:
         number = torch.arange(self.count, device=live.device)
         nothing = torch.zeros_like(number, dtype=torch.bool)
         state = State(
-            layer=block + 1, point="before", stack="decoder", rows=live, sequence=number,
+            layer=block + 1, point="before", stack="decoder", step=writing.memory.length, rows=live, sequence=number,
             position=torch.full_like(number, writing.memory.length), frozen=nothing, protected=nothing,
             ids=self.sentences[rows], row_ids=rows, dial=writing.dials[sentence],
             lengths=torch.ones_like(number), spent=torch.zeros_like(number), notes=self.notes,

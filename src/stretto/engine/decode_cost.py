@@ -13,17 +13,20 @@ and the output head, d V for every state it read, whoever asked. Deciders add th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from stretto.backbones.decoder import EncoderDecoder
+from stretto.state import Stack
 
 
 @dataclass
 class DecoderTrace:
-    """Per sentence (S) and block (N); a row is a sentence or one of its beams."""
+    """Per sentence (S) and block (N), over all steps; a row is a sentence or one of its beams."""
 
+    stack: ClassVar[Stack] = "decoder"
     lengths: Tensor
     """[S] tokens of the source."""
     beams: int
