@@ -1,0 +1,143 @@
+"""Kill commands with SIGKILL at random moments and give them again (`make chaos`; minutes, not part of the tests).
+
+Each verb first runs undisturbed. Then, so many times: it is started in a fresh folder, killed at a random moment of
+that time, and given again. After the kill its output is there as a whole or not at all; in the end it is the same, byte
+for byte, and nothing else is left. The summary is written to chaos-summary.json beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from commands import save_encoder, write_reviews  # noqa: E402
+from forked import run_main  # noqa: E402
+from tiny import tiny_model  # noqa: E402
+
+import stretto.budget.search  # noqa: E402  # loaded once, not by every child
+import stretto.training.pretraining  # noqa: E402, F401
+from stretto.saving.versions import versions  # noqa: E402
+
+SUMMARY = HERE / "chaos-summary.json"
+#: The commands; OUT is what they write, the other names are files that `prepare` makes.
+COMMANDS = {
+    "train": "train train.jsonl --model encoder --output OUT --num-train-epochs 3 --exit-epochs 3 "
+    "--per-device-train-batch-size 8",
+    "search": "search adaptive test.jsonl --output OUT --iterations 3 --population 5 --mutations 5 --crossovers 5",
+    "pretrain": "pretrain corpus.txt OUT --vocab-size 60 --max-steps 24 --save-steps 4 --eval-steps 8 --hidden-size 32 "
+    "--embedding-size 16 --intermediate-size 64 --num-hidden-layers 3 --per-device-train-batch-size 8",
+    "predict": "predict model many.jsonl --output OUT.jsonl --batch-size 8",
+}
+BAD = ("half-written", "failed", "another result", "left behind")
+#: What a command says that finds its work done: the kill came between the result and the removal of the work folder.
+DONE = "which holds a finished"
+
+
+def prepare(folder: Path) -> None:
+    save_encoder(folder / "encoder")
+    tiny_model("length_adaptive").save_pretrained(folder / "adaptive")
+    tiny_model("deebert").save_pretrained(folder / "model")
+    write_reviews(folder / "train.jsonl", 64)
+    write_reviews(folder / "test.jsonl", 100, seed=1)
+    write_reviews(folder / "many.jsonl", 1500, seed=2)
+    texts = [json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()]
+    (folder / "corpus.txt").write_text("\n".join(texts) + "\n")
+
+
+def start(command: str, folder: Path, shared: Path) -> int:
+    """The process of a command, started as a child of this one, which has loaded torch already."""
+    words = [str(shared / word) if (shared / word).exists() else word for word in command.split()]
+    args = [word.replace("OUT", str(folder / "out")) for word in words]
+    child = os.fork()
+    if child == 0:
+        log = os.open(folder.parent / "log", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+        for number in (1, 2):
+            os.dup2(log, number)
+        os._exit(run_main(args))
+    return child
+
+
+def finish(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def result(folder: Path) -> dict[str, str]:
+    """The digest of every file below a folder, hidden ones and leftovers too."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def outputs(found: dict[str, str]) -> dict[str, str]:
+    return {name: digest for name, digest in found.items() if name.startswith(("out/", "out.jsonl"))}
+
+
+def torment(verb: str, kills: int, dice: random.Random, shared: Path, place: Path) -> dict[str, Any]:
+    command = COMMANDS[verb]
+    place.mkdir()
+    calm = place / "calm"
+    calm.mkdir()
+    began = time.monotonic()
+    code = finish(start(command, calm, shared))
+    lasted = time.monotonic() - began
+    if code != 0:
+        sys.exit(f"{verb} failed undisturbed: {(place / 'log').read_text()}")
+    expected = result(calm)
+    counts = dict.fromkeys(("killed", "finished before", *BAD), 0)
+    while counts["killed"] < kills and sum(counts.values()) < 3 * kills:
+        folder = place / f"kill-{sum(counts.values())}"
+        folder.mkdir()
+        child = start(command, folder, shared)
+        time.sleep(dice.uniform(0, lasted))
+        os.kill(child, signal.SIGKILL)
+        ended = finish(child)
+        counts["killed" if ended == -signal.SIGKILL else "finished before"] += 1
+        after = outputs(result(folder))
+        counts["half-written"] += after not in ({}, expected)
+        code = 0 if ended == 0 else finish(start(command, folder, shared))
+        counts["failed"] += code != 0 and DONE not in (place / "log").read_text()
+        final = result(folder)
+        counts["another result"] += outputs(final) != expected
+        if code != 0 and outputs(final) == expected:  # its work was done; --overwrite clears up and does it again
+            finish(start(f"{command} --overwrite", folder, shared))
+            final = result(folder)
+        counts["left behind"] += set(final) != set(expected)
+        shutil.rmtree(folder)
+    return {"seconds undisturbed": round(lasted, 1), **counts}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--kills", type=int, default=20)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--verbs", nargs="*", default=list(COMMANDS))
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        shared = Path(name) / "shared"
+        shared.mkdir()
+        prepare(shared)
+        found = {}
+        for verb in given.verbs:
+            found[verb] = torment(verb, given.kills, random.Random(f"{given.seed} {verb}"), shared, Path(name) / verb)
+            print(verb, json.dumps(found[verb]), flush=True)
+    bad = sum(row[name] for row in found.values() for name in BAD)
+    if given.verbs == list(COMMANDS):
+        summary = {"kills": given.kills, "seed": given.seed, "verbs": found, "versions": versions()}
+        SUMMARY.write_text(json.dumps(summary, indent=2) + "\n")
+    sys.exit(f"{bad} kills ended badly" if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
