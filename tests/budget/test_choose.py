@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
 from stretto import OperatingPoint, StrettoError
-from stretto.budget.choose import default_point, dials_to_show, saving, within_cost, within_loss
+from stretto.budget.choose import default_point, dials_to_show, how_chosen, saving, within_cost, within_loss
 from stretto.methods.base import Dial
 from stretto.saving.points import Certificate, Latency, budget_named
 
@@ -44,6 +45,22 @@ def test_the_default_is_compared_with_what_was_trained() -> None:
     assert default_point(POINTS, dial) == POINTS[3]
     trained = Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS), trained=0.1)
     assert default_point(POINTS, trained) == POINTS[1]
+
+
+@pytest.mark.parametrize(("n", "chosen"), [(0, 3), (30, 0), (199, 0), (200, 3), (5000, 3)])
+def test_few_examples_choose_no_dial(n: int, chosen: int) -> None:
+    """One of 199 examples is more than half a point."""
+    points = [dataclasses.replace(each, n=n) for each in POINTS]
+    assert default_point(points, Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS))) == points[chosen]
+    told = "the cheapest at most half a point" if chosen else f"{n} examples cannot tell a loss of half a point (one of"
+    assert told in how_chosen(points)
+    assert chosen or "200 can" in how_chosen(points)
+
+
+def test_few_examples_keep_what_was_trained() -> None:
+    points = [dataclasses.replace(each, n=30) for each in POINTS]
+    dial = Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS), trained=0.1)
+    assert default_point(points, dial) == points[1]
 
 
 def test_dials_worth_showing() -> None:

@@ -10,6 +10,8 @@ from stretto.saving.points import OperatingPoint
 
 #: How many points of dev score the default dial may give up against the full model.
 DEFAULT_LOSS = 0.5
+#: Examples without which a difference of `DEFAULT_LOSS` cannot be told: one of fewer weighs more than that.
+FEWEST = round(100 / DEFAULT_LOSS)
 #: What a checkpoint chosen for its saving may lose of the dev score.
 SAVING_LOSS = 0.01
 #: Costs that a table of dials shows.
@@ -39,9 +41,27 @@ def within_loss(points: Sequence[OperatingPoint], loss: float = DEFAULT_LOSS) ->
 
 
 def default_point(points: Sequence[OperatingPoint], dial: Dial) -> OperatingPoint:
-    """The default of a model just trained. Where off was not trained, points are compared with what was."""
+    """The default of a model just trained or searched. Where off was not trained, points are compared with what was.
+
+    Too few examples choose nothing: the model stays as it was trained."""
     first = 0 if dial.trained is None else dial.sweep.index(dial.trained)
-    return within_loss(points[first:])
+    return points[first] if too_few(points) else within_loss(points[first:])
+
+
+def too_few(points: Sequence[OperatingPoint]) -> bool:
+    """Whether the points were measured on so few examples that they cannot tell `DEFAULT_LOSS` (0: not known)."""
+    return 0 < points[0].n < FEWEST
+
+
+def how_chosen(points: Sequence[OperatingPoint]) -> str:
+    """Why the default dial is what it is, in words."""
+    n = points[0].n
+    if too_few(points):
+        return (
+            f"the full model: {n} examples cannot tell a loss of half a point (one of them is {100 / n:.1f} points), "
+            f"{FEWEST} can"
+        )
+    return "the cheapest at most half a point below the full model"
 
 
 def dials_to_show(points: Sequence[OperatingPoint], default: float, costs: Sequence[float] = COSTS) -> list[float]:

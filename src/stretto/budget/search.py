@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
-from stretto.budget.choose import within_loss
+from stretto.budget.choose import default_point
 from stretto.budget.evolution import Lengths, area, constant_ratio, offspring, pareto_frontier, start_population
 from stretto.budget.sweep import sweep
 from stretto.data import Dataset, by_length, sample
@@ -260,7 +260,7 @@ def measure_lengths(model: AdaptiveModel, ready: Prepared, lengths: Lengths) -> 
 
 
 def adopt(model: AdaptiveModel, full: Candidate, found: list[Candidate]) -> list[OperatingPoint]:
-    """Give the model the configurations found, their points, and as default dial the cheapest within half a point."""
+    """Give the model the configurations found, their points, and a default dial."""
     frontier = [candidate for candidate in pareto_frontier(found) if candidate.cost < 1]
     if not frontier:
         raise StrettoError(
@@ -276,7 +276,7 @@ def adopt(model: AdaptiveModel, full: Candidate, found: list[Candidate]) -> list
     model.method = LengthAdaptive(config, method.shape, method.task).eval()
     points = [dataclasses.replace(full.point, dial=model.method.dial.off), *(each.point for each in frontier)]
     model.operating_points = points
-    model.dial = within_loss(points).dial
+    model.dial = default_point(points, model.method.dial).dial
     return points
 
 

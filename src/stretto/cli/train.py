@@ -295,6 +295,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def show_result(run: Run, model: AdaptiveModel) -> None:
+    from stretto.budget.choose import how_chosen
     from stretto.view.tables import show_table
 
     points = model.operating_points
@@ -306,8 +307,8 @@ def show_result(run: Run, model: AdaptiveModel) -> None:
         say(f"{truncated} texts were longer than {model.max_length} tokens and were cut")
     kind = "csv" if model.task.flat else "jsonl"
     print(
-        f"\nSaved to {run.output}. Default dial: {model.method.dial.name} {model.dial:g}, the cheapest at most half a "
-        f"point below the full model:\n{model.task.main_metric} {chosen.score:.4f} at {chosen.cost:.0%} of its FLOPs.\n"
+        f"\nSaved to {run.output}. Default dial: {model.method.dial.name} {model.dial:g}, {how_chosen(points)}.\n"
+        f"{model.task.main_metric} {chosen.score:.4f} at {chosen.cost:.0%} of its FLOPs.\n"
         "\nTry:\n"
         f"  stretto evaluate {run.output} TEST.{kind} --plot curve.png\n"
         f"  stretto predict {run.output} TEXTS.{kind} --output answers.jsonl\n"

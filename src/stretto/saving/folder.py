@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ def read_folder(name_or_path: str) -> Folder | None:
         ) from error
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """What kind of error it is, and the first line of what it says."""
     first, *_ = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {first.rstrip('.')}"
@@ -230,6 +231,24 @@ def check_fresh(
         )
 
 
+@contextmanager
+def without_panics() -> Iterator[None]:
+    """Inside, nothing is written to stderr: a panic of tokenizers does so by itself before it is raised."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
     """The tokenizer. Where one tells words by the space before them, inputs that come as words must get that space."""
     if Path(name_or_path).is_dir() and not any(find(name_or_path, file) for file in TOKENIZER_FILES):
@@ -239,11 +258,17 @@ def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
         )
     refuse_code(name_or_path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **NO_CODE)
-        if task is not None and task.given_words and getattr(tokenizer, "add_prefix_space", None) is False:
-            return AutoTokenizer.from_pretrained(name_or_path, add_prefix_space=True, **NO_CODE)
+        with without_panics():
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path, **NO_CODE)
+            if task is not None and task.given_words and getattr(tokenizer, "add_prefix_space", None) is False:
+                tokenizer = AutoTokenizer.from_pretrained(name_or_path, add_prefix_space=True, **NO_CODE)
+            tokenizer("a text", "another")  # some damage shows only when it is used
+        if tokenizer.pad_token_id is None:
+            raise ValueError("one without a padding token (pad_token)")
         return tokenizer
-    except Exception as error:  # of any kind: for some files tokenizers raises a bare Exception
+    except BaseException as error:  # of any kind: tokenizers raises bare Exceptions, and panics that are not even those
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
         raise StrettoError(
             f"Expected a tokenizer in '{name_or_path}' that can be read, got {told(error)}. "
             "Copy tokenizer.json and tokenizer_config.json again, or save the tokenizer beside the model."
