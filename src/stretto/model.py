@@ -29,6 +29,7 @@ from stretto.saving.folder import (
     load_tokenizer,
     read_folder,
     write_folder,
+    write_points,
 )
 from stretto.saving.points import OperatingPoint, budget_named
 from stretto.state import Inputs, Output, Trace
@@ -113,7 +114,15 @@ class AdaptiveModel(nn.Module):
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write a folder that plain transformers loads too (by `task.auto_class`). All of it appears, or nothing."""
-        folder = Folder(
+        write_folder(Path(path), self.folder(), self.encoder, self.tokenizer, self.method, self.task)
+
+    def save_points(self, path: str | Path) -> None:
+        """Write the dial, the operating points and the card to a folder that holds this model already."""
+        write_points(Path(path), self.folder(), self.encoder.config, self.task)
+
+    def folder(self) -> Folder:
+        """What stretto.json says of the model."""
+        return Folder(
             method=self.method.name,
             config=dataclasses.asdict(self.method.config),
             dial=self.dials_of(None, 1).item(),
@@ -121,7 +130,6 @@ class AdaptiveModel(nn.Module):
             provenance=self.provenance,
             task={"name": self.task.name, **self.task.settings()},
         )
-        write_folder(Path(path), folder, self.encoder, self.tokenizer, self.method, self.task)
 
     def acting(self, method: Method | None) -> AdaptiveModel:
         """The same model with one part of its method alone (None: itself); weights are shared."""

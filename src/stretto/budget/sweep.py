@@ -38,8 +38,8 @@ def sweep(
         model.method.dial.check(dial)
     encoded = model.encode(data.texts) if encoded is None else encoded
     points = []
-    runs = _runs(model, encoded.features, dials, batch_size, progress, context)
-    for dial, (logits, trace) in zip(dials, runs, strict=True):
+    measured = runs(model, encoded.features, dials, batch_size, progress, context)
+    for dial, (logits, trace) in zip(dials, measured, strict=True):
         metrics = model.task.scores(logits, encoded, data.labels)
         cost = Cost.of(trace, model.backbone)
         score = metrics[model.task.main_metric]
@@ -47,13 +47,13 @@ def sweep(
     return points
 
 
-def _runs(
+def runs(
     model: AdaptiveModel,
     features: Sequence[Feature],
     dials: Sequence[float],
     batch_size: int,
     progress: bool,
-    context: Any,
+    context: Any = None,
 ) -> Iterator[tuple[Logits, Trace]]:
     """Logits and trace for each dial: replayed from one pass where the method only exits."""
     engine, method = model.packed, model.method

@@ -13,6 +13,7 @@ import typer
 
 from stretto.cli import (
     bench,
+    calibrate,
     compare,
     demo,
     depths,
@@ -45,6 +46,7 @@ app.command("pretrain", cls=pretrain.PretrainVerb, epilog=examples(pretrain.EXAM
 app.command("train", cls=train.TrainVerb, epilog=examples(train.EXAMPLES))(train.train)
 app.command("evaluate", cls=Verb, epilog=examples(evaluate.EXAMPLES))(evaluate.evaluate)
 app.command("search", cls=Verb, epilog=examples(search.EXAMPLES))(search.search)
+app.command("calibrate", cls=Verb, epilog=examples(calibrate.EXAMPLES))(calibrate.calibrate)
 app.command("predict", cls=Verb, epilog=examples(predict.EXAMPLES))(predict.predict)
 app.command("explain", cls=Verb, epilog=examples(explain.EXAMPLES))(explain.explain)
 app.command("export", cls=Verb, epilog=examples(export.EXAMPLES))(export.export)

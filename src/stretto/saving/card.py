@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stretto.saving.points import promise, promise_at
+
 if TYPE_CHECKING:
     from stretto.saving.folder import Folder
+    from stretto.saving.points import OperatingPoint
     from stretto.tasks import Task
 
 
 def model_card(folder: Folder, config: Any, task: Task) -> str:
     """Markdown with the metadata block the hub reads."""
+    measured = [point for point in folder.points if not point.name]
     points = "\n".join(
         f"| {p.dial:g} | {p.score:.4f} | {p.cost:.3f} | {p.depth:.2f} |"
-        for p in folder.points[:: max(len(folder.points) // 10, 1)]
+        for p in measured[:: max(len(measured) // 10, 1)]
     )
     table = (
         f"| dial | {task.main_metric} | cost | depth |\n|---|---|---|---|\n{points}"
         if points
         else "No operating points have been measured yet."
     )
+    budgets = budget_table([point for point in folder.points if point.name])
     provenance = "\n".join(f"- {name}: {value}" for name, value in folder.provenance.items()) or "- not recorded"
     return f"""---
 library_name: stretto
@@ -44,11 +49,23 @@ and ignores what stretto adds.
 
 ## Operating points
 
-Default dial: {folder.dial:g}. Cost is the fraction of the full model's FLOPs, deciders included.
+Default dial: {folder.dial:g} ({promise_at(folder.points, folder.dial)}). Cost is the fraction of the full model's \
+FLOPs, deciders included.
 
 {table}
 
-## How it was made
+{budgets}## How it was made
 
 {provenance}
 """
+
+
+def budget_table(budgets: list[OperatingPoint]) -> str:
+    """The named points and what they promise; nothing if there are none."""
+    if not budgets:
+        return ""
+    rows = "\n".join(f"| {p.name} | {p.dtype} | {p.dial:g} | {p.cost:.3f} | {promise(p)} |" for p in budgets)
+    return (
+        "## Budgets\n\n`model.predict(texts, budget=NAME)`, `stretto predict --budget NAME`.\n\n"
+        f"| budget | dtype | dial | cost | promise |\n|---|---|---|---|---|\n{rows}\n\n"
+    )

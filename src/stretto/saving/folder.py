@@ -299,6 +299,16 @@ def write_folder(path: Path, folder: Folder, encoder: Any, tokenizer: Any, metho
         write_text(temporary / "README.md", model_card(folder, encoder.config, task))
 
 
+def write_points(path: Path, folder: Folder, config: Any, task: Task) -> None:
+    """What measuring changes in a folder: the dial, the operating points and the card. The weights stay."""
+    if not (path / SETTINGS).exists():
+        raise StrettoError(
+            f"Expected a folder that holds the model, got '{path}' without {SETTINGS}. Save the model there first."
+        )
+    write_text(path / "README.md", model_card(folder, config, task))
+    write_json(path / SETTINGS, folder.to_json())
+
+
 def write_method(path: Path, folder: Folder, method: nn.Module) -> None:
     """What stretto adds to a Hugging Face folder."""
     write_tensors(path / WEIGHTS, method.state_dict())

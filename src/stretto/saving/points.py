@@ -121,3 +121,28 @@ def budget_named(points: Sequence[OperatingPoint], name: str, dtype: str) -> Ope
         f"Expected the name of a budget that the model has ({known}), got '{name:.60}'. "
         "`stretto calibrate` adds budgets."
     )
+
+
+def promise(point: OperatingPoint) -> str:
+    """What may be relied on, in words: a guarantee, a latency, or an estimate."""
+    if point.certificate is not None:
+        given = point.certificate
+        return (
+            f"guaranteed with {100 * given.confidence:g} % confidence: {given.loss} at most {100 * given.risk:g} % "
+            f"({point.n} examples)"
+        )
+    if point.latency is not None:
+        took = point.latency
+        return (
+            f"{took.percentile:g} % of the batches of {took.batch} in {took.milliseconds:.3g} ms on {took.cpu}, "
+            "as measured; no guarantee"
+        )
+    return f"estimate on {point.n} examples, no guarantee" if point.n else "estimate, no guarantee"
+
+
+def promise_at(points: Sequence[OperatingPoint], dial: float, dtype: str = "float32") -> str:
+    """What may be relied on at a dial: of several points there the one with a certificate counts."""
+    here = [point for point in points if point.dial == dial and point.dtype == dtype]
+    certified = [point for point in here if point.certificate is not None]
+    found = next(iter([*certified, *here]), None)
+    return "not measured" if found is None else promise(found)

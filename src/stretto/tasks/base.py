@@ -141,6 +141,18 @@ class Task(ABC):
         """[n] the score of each input, in [0, 1], whose mean is `main_metric`; None if that is not a mean of scores."""
         return None
 
+    # ---- answers judged one by one, for guarantees
+
+    def quality(self, answers: Sequence[Any], labels: Sequence[Any], worst: float | None = None) -> list[float]:
+        """How good each answer is, from 0 to 1, where 1 says what the label says. Only 0 and 1 if `right_or_wrong`.
+
+        Of a number that is wrong by `worst` or more the quality is 0; other tasks do not look at it."""
+        raise self.incapable("whose answers can be judged one by one")
+
+    def as_labels(self, answers: Sequence[Any]) -> list[Any]:
+        """Answers in the form of labels, so that others can be compared with them."""
+        raise self.incapable("whose answers can be judged one by one")
+
     # ---- in training
 
     @abstractmethod

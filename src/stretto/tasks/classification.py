@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -51,6 +51,13 @@ class Classification(SequenceTask):
             best = max(probabilities, key=probabilities.__getitem__)  # the first of equals, as argmax
             answers.append(LabelPrediction(best, probabilities[best], probabilities))
         return answers
+
+    def quality(self, answers: Sequence[Any], labels: Sequence[Any], worst: float | None = None) -> list[float]:
+        return [float(made == label) for made, label in zip(self.as_labels(answers), labels, strict=True)]
+
+    def as_labels(self, answers: Sequence[Any]) -> list[Any]:
+        number = {name: i for i, name in enumerate(self.label_names)}
+        return [number[answer.label] for answer in answers]
 
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         return logits.argmax(dim=-1) == labels  # [B]

@@ -80,6 +80,19 @@ def entities(truth: Tags, predicted: Tags) -> dict[str, float]:
     return {"f1": float(f1), "precision": float(precision), "recall": float(recall)}
 
 
+def sentence_f1(truth: list[str], predicted: list[str]) -> float:
+    """F1 of the entities of one sentence; 1 if there are none and none were found."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    right, found = set(get_entities(truth)), set(get_entities(predicted))
+    return 2 * len(right & found) / (len(right) + len(found)) if right or found else 1.0
+
+
+def sentence_accuracy(truth: list[str], predicted: list[str]) -> float:
+    """The part of the words of one sentence with the right tag; 1 without words."""
+    return sum(true == made for true, made in zip(truth, predicted, strict=True)) / len(truth) if truth else 1.0
+
+
 def tag_accuracy(truth: Tags, predicted: Tags) -> float:
     """The part of the words with the right tag; 0 without words."""
     pairs = [pair for true, made in zip(truth, predicted, strict=True) for pair in zip(true, made, strict=True)]

@@ -53,6 +53,18 @@ class Regression(SequenceTask):
     def answer(self, logits: Tensor) -> list[LabelPrediction]:
         return [LabelPrediction(value) for value in logits[:, 0].tolist()]
 
+    def quality(self, answers: Sequence[Any], labels: Sequence[Any], worst: float | None = None) -> list[float]:
+        if worst is None or not worst > 0:
+            raise StrettoError(
+                f"Expected the error that counts as wrong altogether, above 0, got {worst}. Name it: --worst-error "
+                "5, say, for ratings from 0 to 5."
+            )
+        errors = [abs(answer.label - label) for answer, label in zip(answers, labels, strict=True)]
+        return [max(1 - error / worst, 0.0) for error in errors]
+
+    def as_labels(self, answers: Sequence[Any]) -> list[Any]:
+        return [answer.label for answer in answers]
+
     def same_answer(self, logits: Tensor, before: Tensor, tolerance: float) -> Tensor:
         return (logits - before).abs().squeeze(-1) < tolerance
 

@@ -175,6 +175,14 @@ class Span(Task):
         answers = [prediction.answer for prediction in self.decode(logits, encoded)]
         return answers, [[gold.text for gold in golds] for golds in labels]
 
+    def quality(self, answers: Sequence[Any], labels: Sequence[Any], worst: float | None = None) -> list[float]:
+        """SQuAD's F1 of each answer."""
+        golds = [[gold.text for gold in given] for given in labels]
+        return best_matches([answer.answer for answer in answers], golds)["f1"]
+
+    def as_labels(self, answers: Sequence[Any]) -> list[Any]:
+        return [[Gold(answer.answer, answer.start)] if answer.answer else [] for answer in answers]
+
     # ---- in training
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

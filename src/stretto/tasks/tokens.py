@@ -164,6 +164,16 @@ class Tokens(Task):
             found.append(Entity(kind, " ".join(words[here]), first, last + 1, sum(scores[here]) / (last + 1 - first)))
         return found
 
+    def quality(self, answers: Sequence[Any], labels: Sequence[Any], worst: float | None = None) -> list[float]:
+        """F1 of the entities of each sentence (1 where there are none, and none were found); of plain tags accuracy."""
+        truth = [self.named(numbers) for numbers in labels]
+        judge = metrics.sentence_f1 if self.has_entities else metrics.sentence_accuracy
+        return [judge(right, answer.tags) for right, answer in zip(truth, answers, strict=True)]
+
+    def as_labels(self, answers: Sequence[Any]) -> list[Any]:
+        number = {name: i for i, name in enumerate(self.label_names)}
+        return [[number.get(tag, IGNORED) for tag in answer.tags] for answer in answers]  # O need not be a label
+
     # ---- in training
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:

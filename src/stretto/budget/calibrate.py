@@ -1,0 +1,274 @@
+"""From what a user can spend or may lose to the operating point that does it: a budget.
+
+A goal finds the point among the dials that the method proposes. `calibrate` gives it a name and adds it to the model;
+`model.predict(texts, budget=name)` uses it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from stretto.budget.choose import within_cost
+from stretto.budget.latency import most_expensive_within
+from stretto.budget.risk import Risk, Tested, in_order
+from stretto.budget.sweep import runs
+from stretto.data import Dataset
+from stretto.data.tokenise import Encoded
+from stretto.engine.cost import Cost
+from stretto.errors import StrettoError
+from stretto.model import AdaptiveModel
+from stretto.saving.digests import dataset_digest
+from stretto.saving.points import Certificate, OperatingPoint
+from stretto.saving.versions import versions
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one dial gives on the calibration data: the point, and the answers it was measured by."""
+
+    point: OperatingPoint
+    answers: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Material:
+    """A model and the calibration data, tokenised once."""
+
+    model: AdaptiveModel
+    data: Dataset
+    batch_size: int = 32
+    seed: int = 42
+    """Of random samples."""
+    progress: bool = False
+
+    @cached_property
+    def encoded(self) -> Encoded:
+        return self.model.encode(self.data.texts)
+
+    @cached_property
+    def dials(self) -> list[float]:
+        """The full model first, then the method's own dials, from the most expensive to the cheapest."""
+        dial = self.model.method.dial
+        return [dial.off, *(value for value in dial.sweep if value != dial.off)]
+
+    def read(self, dials: Sequence[float]) -> Iterator[Reading]:
+        """Each dial on all data; with labels its scores too. Dials that nobody asks for any more are not run."""
+        model, encoded = self.model, self.encoded
+        for dial, (logits, trace) in zip(
+            dials, runs(model, encoded.features, dials, self.batch_size, self.progress), strict=True
+        ):
+            answers = model.task.decode(logits, encoded)
+            metrics = {} if self.data.labels is None else model.task.scores(logits, encoded, self.data.labels)
+            cost = Cost.of(trace, model.backbone)
+            point = OperatingPoint(
+                dial, metrics.get(model.task.main_metric, float("nan")), cost.total, cost.mean_depth, metrics,
+                n=len(self.data), dtype=model.dtype,
+            )  # fmt: skip
+            yield Reading(point, answers)
+
+
+class Goal(ABC):
+    """What a user can spend or may lose."""
+
+    needs_labels = False
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the budget is called unless it is given a name."""
+
+    @abstractmethod
+    def find(self, material: Material) -> OperatingPoint:
+        """The cheapest point that keeps what was asked (of spending goals: the most expensive that can be paid)."""
+
+
+@dataclass(frozen=True)
+class Spend(Goal):
+    """An expected fraction of the full model's FLOPs."""
+
+    cost: float
+
+    @property
+    def name(self) -> str:
+        return f"cost-{self.cost:g}"
+
+    def find(self, material: Material) -> OperatingPoint:
+        points = [reading.point for reading in material.read(material.dials)]
+        found = within_cost(points, self.cost)
+        if found is None:
+            least = min(points, key=lambda point: point.cost)
+            raise StrettoError(
+                f"Expected a cost that a dial of {material.model.method.name} can reach, got {self.cost:g}: the "
+                f"cheapest, {least.dial:g}, costs {least.cost:.3f} on these texts. Ask for more."
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Wait(Goal):
+    """Milliseconds that so many percent of the batches may take on this machine, tokenising included."""
+
+    milliseconds: float
+    batch: int = 1
+    percentile: float = 95.0
+
+    def __post_init__(self) -> None:
+        if not self.milliseconds > 0 or self.batch < 1 or not 0 < self.percentile <= 100:
+            raise StrettoError(
+                f"Expected milliseconds above 0, a batch of 1 or more and a percentile up to 100, got "
+                f"{self.milliseconds:g}, {self.batch} and {self.percentile:g}. Correct them."
+            )
+
+    @property
+    def name(self) -> str:
+        return f"latency-{self.milliseconds:g}ms"
+
+    def find(self, material: Material) -> OperatingPoint:
+        dial, took = most_expensive_within(
+            material.model, material.data.texts, material.dials, self.milliseconds, self.batch, self.percentile,
+            seed=material.seed, progress=material.progress,
+        )  # fmt: skip
+        (reading,) = material.read([dial])
+        return dataclasses.replace(reading.point, latency=took)
+
+
+@dataclass(frozen=True)
+class Guarantee(Goal):
+    """A bound on the risk, held with a confidence. `worst` is the error of a number that counts as a loss of 1."""
+
+    confidence: float = 0.95
+    worst: float | None = None
+
+    @property
+    @abstractmethod
+    def allowed(self) -> float:
+        """The loss per example that is allowed on average."""
+
+    @abstractmethod
+    def loss(self, material: Material) -> str:
+        """What is bounded, in words."""
+
+    @abstractmethod
+    def losses(self, material: Material, full: Sequence[Any], answers: Sequence[Any]) -> list[float]:
+        """The loss of each example: what the full model answered, and what is answered at a dial."""
+
+    def risk(self, material: Material) -> Risk:
+        return Risk(self.allowed, self.confidence, binary=material.model.task.right_or_wrong)
+
+    def find(self, material: Material) -> OperatingPoint:
+        risk = self.risk(material)
+        points: list[OperatingPoint] = []
+        tests = list(in_order(risk, self.losses_by_dial(material, points)))
+        safe = risk.safe([test.p_value for test in tests])
+        cheapest = min(safe, key=lambda i: points[i].cost, default=0)
+        if cheapest == 0:  # the full model, or not even that
+            raise self.too_little(risk, tests, len(material.data))
+        certificate = Certificate(
+            self.loss(material), self.allowed, self.confidence, tests[cheapest].loss,
+            tuple((test.dial, test.p_value) for test in tests), material.seed, versions(),
+        )  # fmt: skip
+        return dataclasses.replace(points[cheapest], certificate=certificate)
+
+    def losses_by_dial(
+        self, material: Material, points: list[OperatingPoint]
+    ) -> Iterator[tuple[float, Sequence[float]]]:
+        """Dial by dial, from the full model on; what was measured goes to `points`."""
+        full: Sequence[Any] = ()
+        for reading in material.read(material.dials):
+            full = full or reading.answers
+            points.append(reading.point)
+            yield reading.point.dial, self.losses(material, full, reading.answers)
+
+    def too_little(self, risk: Risk, tests: Sequence[Tested], n: int) -> StrettoError:
+        """Why nothing but the full model can be guaranteed, and how many examples might change that."""
+        wanted = f"a loss of at most {100 * risk.allowed:g} % with {100 * risk.confidence:g} % confidence"
+        if len(tests) == 1:  # the full model itself, which loses nothing
+            return StrettoError(
+                f"Expected at least {risk.examples_needed()} examples to guarantee {wanted}, even where nothing is "
+                f"lost, got {n}. Add examples, or allow more."
+            )
+        failed = tests[-1]
+        needed = risk.examples_needed(failed.loss)
+        advice = f"About {needed} examples like these would do, or" if needed else "More would not help:"
+        return StrettoError(
+            f"Expected examples that guarantee {wanted} at a dial below the full model, got {n} on which the first, "
+            f"{failed.dial:g}, loses {100 * failed.loss:.2f} % (p = {failed.p_value:.3g}). {advice} allow more."
+        )
+
+
+@dataclass(frozen=True)
+class MaxLoss(Guarantee):
+    """Points (of 100) of the task's score that may be lost against the full model. Only what the full model had right
+    can be lost: what it had wrong, and a dial has right, is not counted in its favour."""
+
+    points: float = 1.0
+    needs_labels = True
+
+    @property
+    def name(self) -> str:
+        return f"loss-{self.points:g}"
+
+    @property
+    def allowed(self) -> float:
+        return self.points / 100
+
+    def loss(self, material: Material) -> str:
+        task = material.model.task
+        return "right answers lost" if task.right_or_wrong else f"quality of each answer lost ({task.name})"
+
+    def losses(self, material: Material, full: Sequence[Any], answers: Sequence[Any]) -> list[float]:
+        if material.data.labels is None:
+            raise StrettoError("Expected labelled data to bound the loss of a score, got none. Name the label column.")
+        judge = material.model.task.quality
+        before, now = (judge(each, material.data.labels, self.worst) for each in (full, answers))
+        return [max(a - b, 0.0) for a, b in zip(before, now, strict=True)]
+
+
+@dataclass(frozen=True)
+class Agreement(Guarantee):
+    """The part of the answers that must be those of the full model. Needs no labels."""
+
+    agreement: float = 0.98
+
+    @property
+    def name(self) -> str:
+        return f"agreement-{self.agreement:g}"
+
+    @property
+    def allowed(self) -> float:
+        return 1 - self.agreement
+
+    def loss(self, material: Material) -> str:
+        task = material.model.task
+        how = "answers that differ from" if task.right_or_wrong else "distance of each answer from"
+        return f"{how} the full model's"
+
+    def losses(self, material: Material, full: Sequence[Any], answers: Sequence[Any]) -> list[float]:
+        task = material.model.task
+        return [1 - each for each in task.quality(answers, task.as_labels(full), self.worst)]
+
+
+def calibrate(
+    model: AdaptiveModel,
+    data: Dataset,
+    goal: Goal,
+    *,
+    name: str = "",
+    batch_size: int = 32,
+    seed: int = 42,
+    progress: bool = False,
+) -> OperatingPoint:
+    """Find the operating point of a goal on `data` (labelled only if the goal needs it), and give it to the model as a
+    budget. A budget of the same name and dtype is replaced; nothing is saved."""
+    if not len(data):
+        raise StrettoError("Expected texts to calibrate on, got none. Check the file.")
+    found = goal.find(Material(model, data, batch_size, seed, progress))
+    budget = dataclasses.replace(found, name=name or goal.name, data=dataset_digest(data))
+    others = [point for point in model.operating_points if (point.name, point.dtype) != (budget.name, budget.dtype)]
+    model.operating_points = [*others, budget]
+    return budget
