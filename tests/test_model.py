@@ -332,6 +332,6 @@ def test_importing_stretto_is_light() -> None:
 def test_tiny_configs_cover_the_registry() -> None:
     from stretto.backbones import BACKBONES
 
-    assert set(BACKBONES) == set(ARCHITECTURES)
+    assert set(BACKBONES) == {*ARCHITECTURES, "marian", "bart", "t5"}  # these three: tests/tiny_seq2seq.py
     assert {tiny_config(name).model_type for name in ARCHITECTURES} == set(ARCHITECTURES)
     assert tiny_tokenizer().pad_token_id == 0
