@@ -213,7 +213,7 @@ def test_hidden_hub_labels_count_as_missing(tmp_path: Path) -> None:
         ("r.csv", CSV.encode("utf-16"), [": expected text in UTF-8, got text in UTF-16", "Save it as UTF-8"]),
         ("r.csv", CSV.encode("utf-16-le"), [": expected text in UTF-8, got text in UTF-16", "iconv -f utf-16"]),
         ("r.csv", CSV.encode("utf-16-be"), [": expected text in UTF-8, got text in UTF-16", "iconv -f utf-16"]),
-        ("r.csv", gzip.compress(CSV.encode()), [": expected text in UTF-8, got a gzip file", "Rename it"]),
+        ("r.csv", gzip.compress(CSV.encode(), mtime=0), [": expected text in UTF-8, got a gzip file", "Rename it"]),
         ("r.jsonl", b"PK\x03\x04\0\0", [": expected text in UTF-8, got a zip archive (an .xlsx", "export"]),
         ("r.txt", b"PAR1\x15\0\0", [": expected text in UTF-8, got a parquet file", "Rename it to end in .parquet"]),
         ("r.txt", b"BZh91AY&SY\xff", [": expected text in UTF-8, got a bzip2 file", "bunzip2"]),
