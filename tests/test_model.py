@@ -12,7 +12,7 @@ import pytest
 import torch
 from executed import assert_same
 from safetensors.torch import load_file, save_file
-from tiny import ARCHITECTURES, random_inputs, tiny_config, tiny_encoder, tiny_model, tiny_tokenizer
+from tiny import ARCHITECTURES, LABELLING, random_inputs, tiny_config, tiny_encoder, tiny_model, tiny_tokenizer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 import stretto
@@ -60,7 +60,7 @@ def test_plain_transformers_loads_the_folder(model_type: str, tmp_path: Path) ->
     assert ours.score == pytest.approx(float(logits.softmax(-1).max()), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", LABELLING)
 def test_every_method_survives_a_round_trip(name: str, tmp_path: Path) -> None:
     model = tiny_model(name)
     model.save_pretrained(tmp_path / "saved")

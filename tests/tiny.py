@@ -17,12 +17,15 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from stretto.backbones import Backbone, backbone_for
 from stretto.data.tokenise import NO_WORD
 from stretto.data.words import word_keys
+from stretto.methods import METHODS
 from stretto.methods.depths import WordDepths
 from stretto.state import Inputs
-from stretto.tasks import Span, Tokens
+from stretto.tasks import Classification, Span, Tokens
 
 register()
 
+#: Methods that can label a sequence: those of a decoder have tests of their own.
+LABELLING = [name for name in METHODS if METHODS[name].needs.met_by(Classification)]
 #: Every model type.
 ARCHITECTURES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet", "alberta")
 #: One of each backbone class: for tests of methods and engines, which see the class and not the name.

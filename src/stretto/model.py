@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.backbones import backbone_for
+from stretto.backbones.decoder import EncoderDecoder
 from stretto.data.batches import WINDOW, as_they_come, windows
 from stretto.data.tokenise import Encoded, Feature, mask_id_of, max_length_of
 from stretto.engine.cost import Cost
@@ -19,6 +20,7 @@ from stretto.engine.linear import check_dtype
 from stretto.engine.packed import PackedEngine, stamp
 from stretto.engine.parts import check_batch_size
 from stretto.engine.reference import ReferenceEngine
+from stretto.engine.seq2seq import Seq2SeqEngine
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Method, Shape
 from stretto.saving.folder import (
@@ -32,8 +34,10 @@ from stretto.saving.folder import (
     write_points,
 )
 from stretto.saving.points import OperatingPoint, budget_named
-from stretto.state import Inputs, Output, Trace
+from stretto.state import Inputs, Trace
 from stretto.tasks import Logits, Prediction, Task
+from stretto.written import Text as WrittenText
+from stretto.written import TextTrace, Written
 
 __all__ = ["AdaptiveModel", "Prediction", "Text", "make_config"]
 
@@ -59,7 +63,9 @@ class AdaptiveModel(nn.Module):
         self.provenance: dict[str, Any] = {}
         self.reference = ReferenceEngine(self.backbone)
         self._weights = tuple(encoder.parameters())  # listed once: walking the modules takes a millisecond
-        self._packed: tuple[int, PackedEngine] | None = None
+        self.generation: dict[str, Any] = {}
+        """How an encoder–decoder writes: settings of Hugging Face's `generate`, such as num_beams."""
+        self._packed: tuple[int, PackedEngine | Seq2SeqEngine] | None = None
 
     @classmethod
     def from_pretrained(
@@ -94,16 +100,9 @@ class AdaptiveModel(nn.Module):
         encoder = load_encoder(
             str(name_or_path), hf_config.model_type, task, new_labels=new_labels, safetensors_only=folder is not None
         )
-        backbone = backbone_for(encoder)
         tokenizer = load_tokenizer(str(name_or_path), task)
-        shape = Shape(backbone.d, backbone.n_layers, backbone.n_labels, mask_id_of(tokenizer))
-        built = method_class(config, shape, task)
-        if built.exits is not None:
-            built.exits.start_from(backbone.pooler())
-        if max_length is not None:
-            tokenizer.model_max_length = min(max_length, max_length_of(tokenizer, encoder.config))
-        built.attach(backbone)
-        model = cls(encoder, tokenizer, built, task, dtype)
+        model = cls.put_together(encoder, tokenizer, method_class, config, task, dtype, max_length)
+        built = model.method
         if folder is not None and same_method:
             folder.load_weights(built, new_labels=new_labels)
             model.dial, model.operating_points, model.provenance = folder.dial, folder.points, folder.provenance
@@ -111,6 +110,22 @@ class AdaptiveModel(nn.Module):
             folder.load_weights(built.exits, prefix="exits.", new_labels=new_labels)
         check_weights(model, str(name_or_path))
         return model.eval()
+
+    @classmethod
+    def put_together(
+        cls, encoder: Any, tokenizer: Any, method: type[Method], config: Any, task: Task, dtype: str = "float32",
+        max_length: int | None = None,
+    ) -> AdaptiveModel:  # fmt: skip
+        """A Hugging Face model and its tokenizer with a fresh method; the arguments are those of `from_pretrained`."""
+        backbone = backbone_for(encoder)
+        shape = Shape(backbone.d, backbone.n_layers, backbone.n_labels, mask_id_of(tokenizer))
+        built = method(config, shape, task)
+        if built.exits is not None:
+            built.exits.start_from(backbone.pooler())
+        if max_length is not None:
+            tokenizer.model_max_length = min(max_length, max_length_of(tokenizer, encoder.config))
+        built.attach(backbone)
+        return cls(encoder, tokenizer, built, task, dtype)
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write a folder that plain transformers loads too (by `task.auto_class`). All of it appears, or nothing."""
@@ -146,18 +161,24 @@ class AdaptiveModel(nn.Module):
         return self
 
     @property
-    def packed(self) -> PackedEngine:
-        """The fast engine, laid out anew whenever a weight has changed since."""
+    def packed(self) -> Any:
+        """The fast engine (`PackedEngine`, or `Seq2SeqEngine` of an encoder–decoder), laid out anew whenever a weight
+        has changed since."""
         now = stamp(self._weights)
         if self._packed is None or self._packed[0] != now:
-            self._packed = (now, PackedEngine(self.backbone, self.dtype))
+            if isinstance(self.backbone, EncoderDecoder):
+                self._packed = (now, Seq2SeqEngine(self.backbone, self.dtype, self.generation))
+            else:
+                self._packed = (now, PackedEngine(self.backbone, self.dtype))
         return self._packed[1]
 
     def run(
         self, inputs: Inputs, dial: float | Tensor | None = None, *,
         batch_size: int | None = None, decider: Decider | None = None, context: Any = None,
-    ) -> Output:  # fmt: skip
-        """Logits and trace of tokenised sequences. `dial` may be one number or one per sequence ([B]).
+    ) -> Any:  # fmt: skip
+        """Logits and trace (`Output`) of tokenised sequences; texts and trace (`Written`) of an encoder–decoder.
+
+        `dial` may be one number or one per sequence ([B]).
 
         `batch_size` is how many of them are computed at once (default: all); in float32 answers do not depend on it.
         `decider` may stand in for the model's method, to watch it (see `stretto.view.explain`). `context` says what the
@@ -172,25 +193,34 @@ class AdaptiveModel(nn.Module):
     def run_features(
         self, features: Sequence[Feature], dial: float | Tensor | None, batch_size: int, progress: str = "",
         context: Any = None,
-    ) -> tuple[Logits, Trace]:  # fmt: skip
+    ) -> tuple[Logits, Trace | TextTrace]:  # fmt: skip
         """Logits and trace of all features, in order, several batches at a time. `dial` may be one per feature."""
         check_batch_size(batch_size)
         dials = self.dials_of(dial, len(features))
-        logits: list[Tensor] = []
-        traces: list[Trace] = []
-        done, answers_tokens = 0, False
+        logits: list[Any] = []
+        traces: list[Any] = []
+        done = 0
         for inputs in windows(features, self.tokenizer.pad_token_id, batch_size, progress):
             count = len(inputs.input_ids)
             output = self.run(inputs, dials[done : done + count], batch_size=batch_size, context=context)
             done += count
             traces.append(output.trace)
-            answers_tokens = output.logits.dim() == 3
-            if answers_tokens:  # [B, T, C]: column = position, so padding is on the right, and is not kept
+            if isinstance(output, Written):
+                logits += self.read_texts(output.texts)
+            elif (
+                self.task.answers == "token"
+            ):  # [B, T, C]: column = position, so padding is on the right, and is not kept
                 lengths = output.trace.lengths.tolist()
                 logits += [row[:length].clone() for row, length in zip(output.logits, lengths, strict=True)]
             else:
                 logits.append(output.logits)
-        return logits if answers_tokens else torch.cat(logits), Trace.concatenate(traces)
+        trace = type(traces[0]).concatenate(traces)
+        return torch.cat(logits) if self.task.answers == "sequence" else logits, trace
+
+    def read_texts(self, texts: Sequence[WrittenText]) -> list[WrittenText]:
+        """Texts with their tokens spelled out."""
+        spelled = self.tokenizer.batch_decode([text.tokens for text in texts], skip_special_tokens=True)
+        return [dataclasses.replace(text, text=words.strip()) for text, words in zip(texts, spelled, strict=True)]
 
     def dials_of(self, dial: float | Tensor | None, count: int) -> Tensor:
         """[count] the dial of each input: given for each, given for all, or the model's own (None)."""

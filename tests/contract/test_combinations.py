@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from executed import assert_same, executed_flops, small_parts
-from tiny import give_table, random_inputs, tiny_backbone
+from tiny import LABELLING, give_table, random_inputs, tiny_backbone
 
 from stretto.engine.cost import flops
 from stretto.engine.packed import PackedEngine
@@ -16,8 +16,8 @@ from stretto.state import Inputs
 from stretto.tasks import Classification
 
 LENGTHS = [9, 5, 1, 12, 5, 7]
-SHORTENING = [name for name in METHODS if METHODS[name].verbs & {"drop", "freeze"}]
-EXITING = [name for name in METHODS if "exit" in METHODS[name].verbs]
+SHORTENING = [name for name in LABELLING if METHODS[name].verbs & {"drop", "freeze"}]
+EXITING = [name for name in LABELLING if "exit" in METHODS[name].verbs]
 PAIRS = [f"{first}+{second}" for first in SHORTENING for second in EXITING]
 
 

@@ -8,11 +8,11 @@ from functools import cache
 import pytest
 import torch
 from scripted import ragged_state
-from tiny import make, random_inputs, tiny_backbone
+from tiny import LABELLING, make, random_inputs, tiny_backbone
 
 from stretto.engine.decider import Decider, Silent, ask
 from stretto.engine.packed import PackedEngine
-from stretto.methods import METHODS, Method
+from stretto.methods import Method
 from stretto.methods.exits import ExitHeads
 from stretto.state import Decision, State
 
@@ -81,12 +81,12 @@ def assert_same_decisions(got: Said, expected: Said) -> None:
             torch.testing.assert_close(getattr(mine, field.name), getattr(theirs, field.name), msg=field.name)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", LABELLING)
 def test_two_methods_on_the_same_states_decide_as_each_does_alone(name: str) -> None:
     """The second is compared with itself on the same states, where nobody else notes anything."""
     first = method_and_dial(name)
     (alone,) = said(first)
-    for other in METHODS:
+    for other in LABELLING:
         second = method_and_dial(other)
         if other == name:  # two of a kind keep their notes apart too
             second = make(name, model()[0].backbone), second[1]

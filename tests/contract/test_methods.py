@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from executed import assert_same, executed_flops, small_parts
-from tiny import STACKS, make, random_inputs, tiny_backbone, uses_types
+from tiny import LABELLING, STACKS, make, random_inputs, tiny_backbone, uses_types
 
 from stretto.engine.cost import Cost, flops, full_flops
 from stretto.engine.packed import PackedEngine
@@ -30,7 +30,7 @@ def pools(name: str) -> list[dict[str, Any]]:
     return [{"pool": "mean"}, {"pool": "cls"}] if METHODS[name].uses_exits else [{}]
 
 
-CASES = [(name, settings) for name in METHODS for settings in pools(name)]
+CASES = [(name, settings) for name in LABELLING for settings in pools(name)]
 
 
 def row(inputs: Inputs, index: int) -> Inputs:
@@ -125,7 +125,7 @@ def test_a_replay_equals_the_run(name: str, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bert", "albert", "electra", "patchwork"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", LABELLING)
 def test_the_ledger_equals_the_operations_executed(name: str, model_type: str) -> None:
     backbone = tiny_backbone(model_type)
     method, engine = make(name, backbone), PackedEngine(backbone)
@@ -144,7 +144,7 @@ def test_full_cost_is_one() -> None:
     assert torch.equal(cost.full, full_flops(output.trace.lengths, backbone))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", LABELLING)
 def test_regression_works_or_says_what_does(name: str) -> None:
     backbone = tiny_backbone("bert", 1)
     if METHODS[name].needs.met_by(Regression):
@@ -177,7 +177,7 @@ def test_the_file_tells_its_story(name: str) -> None:
     assert all(field.default is not dataclasses.MISSING for field in dataclasses.fields(method.Config))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", LABELLING)
 def test_a_dial_out_of_range_is_refused(name: str) -> None:
     dial = make(name, tiny_backbone("bert")).dial
     with pytest.raises(StrettoError, match=dial.name):

@@ -17,12 +17,12 @@ from stretto.engine.decode import DecoderEngine
 from stretto.engine.decode_cache import Source
 from stretto.engine.decode_cost import decoder_flops
 from stretto.engine.decode_reference import DecoderReference, Given
-from stretto.engine.decode_search import Text
 from stretto.engine.generation import Generation
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.state import Decision, Inputs, Point, State
+from stretto.state import Decision, Inputs, Point, Stack, State
+from stretto.written import Text
 
 LENGTHS = (7, 1, 12, 5, 12, 3)
 NEW = 12
@@ -42,6 +42,7 @@ class Scripted(Silent):
     """Lets each token leave at a block that its sentence and position say, or the state of its row."""
 
     points: frozenset[Point] = frozenset({"before"})
+    stacks: frozenset[Stack] = frozenset({"decoder"})
 
     def __init__(self, asks: bool = False) -> None:
         super().__init__()
@@ -166,6 +167,7 @@ def test_the_ledger_counts_what_was_executed(decider: Any, beams: int, monkeypat
 def test_a_sentence_that_stays_low_needs_no_source_above() -> None:
     class Low(Silent):
         points: frozenset[Point] = frozenset({"before"})
+        stacks: frozenset[Stack] = frozenset({"decoder"})
 
         def decide(self, state: State) -> Decision:
             return Decision(freeze=torch.full_like(state.frozen, state.layer == 3))

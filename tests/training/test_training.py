@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ARCHITECTURES, TAGS, tiny_backbone, tiny_model, tiny_questions, tiny_reviews, tiny_tagging
+from tiny import ARCHITECTURES, LABELLING, TAGS, tiny_backbone, tiny_model, tiny_questions, tiny_reviews, tiny_tagging
 from torch import nn
 
 from stretto import AdaptiveModel, OperatingPoint, StrettoError, sweep, train
@@ -51,7 +51,7 @@ def as_trained(model: AdaptiveModel, points: list[OperatingPoint]) -> OperatingP
     return next(point for point in points if point.dial == (dial.off if dial.trained is None else dial.trained))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", LABELLING)
 def test_every_method_learns_and_is_saved(method: str, tmp_path: Path) -> None:
     model = train(learner(method), tiny_reviews(128), tiny_reviews(48, seed=1), tmp_path / "out", **QUICK)
     loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
@@ -193,7 +193,7 @@ def test_the_same_plan_in_other_words_is_the_same(tmp_path: Path, monkeypatch: p
             train(learner(), data, data, tmp_path / "out", attention_dropout=nothing, **QUICK)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", LABELLING)
 def test_the_plan_of_a_stage_can_be_written_and_is_the_same_for_the_same_settings(name: str) -> None:
     plans = [[stage.plan() for stage in tiny_model(name).method.stages()] for _ in range(2)]
     assert json.dumps(plans[0]) == json.dumps(plans[1])  # callables, which differ, are no part of it

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from commands import Terminal, run
-from tiny import tiny_model, tiny_tokenizer
+from tiny import LABELLING, tiny_model, tiny_tokenizer
 
 from stretto import AdaptiveModel, StrettoError
 from stretto.data.tokenise import Origin, encode, origins
-from stretto.methods import METHODS
 from stretto.methods.base import Dial
 from stretto.methods.full import Full
 from stretto.state import Decision, Inputs, State
@@ -54,7 +53,7 @@ def shown(explanation: Explanation, stream: io.StringIO | None = None) -> str:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", LABELLING)
 def test_the_same_answer_and_cost_as_predict(name: str) -> None:
     model = tiny_model(name)
     for dial in (model.method.dial.off, model.method.dial.sweep[-1]):

@@ -40,6 +40,7 @@ from stretto.tasks import TASKS
 from stretto.training.pretraining import SUMMARY
 from stretto.training.run import train
 from stretto.view.rationales import agreement, load_rationales
+from stretto.written import TextTrace
 
 BATCH = 32
 #: Bins of the histogram of tokens that are left in the last layer run.
@@ -221,7 +222,8 @@ class Bench:
                 per_token = None
                 if split == "test" and point.dial in reported:
                     trace = model.run_features(encoded.features, point.dial, BATCH)[1]
-                    per_token = float(trace.n_ffn.sum() / trace.lengths.sum())
+                    if isinstance(trace, Trace):
+                        per_token = float(trace.n_ffn.sum() / trace.lengths.sum())
                 points.append(point_of(point, split, layers_per_token=per_token))
         return points
 
@@ -346,8 +348,9 @@ def point_of(point: OperatingPoint, split: str, **more: Any) -> Point:
     return Point(point.dial, point.score, point.cost, point.depth, dict(point.metrics), split=split, **more)
 
 
-def tokens_left(trace: Trace) -> torch.Tensor:
-    """[B] share of a sequence's tokens that are updated in the last layer it runs."""
+def tokens_left(trace: Trace | TextTrace) -> torch.Tensor:
+    """[B] share of a sequence's tokens that are updated in the last layer it runs; of texts in their encoder's."""
+    trace = trace if isinstance(trace, Trace) else trace.encoder
     last = (trace.depth - 1).clamp(min=0).long().unsqueeze(1)
     return trace.n_ffn.gather(1, last).squeeze(1) / trace.lengths
 

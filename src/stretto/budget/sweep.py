@@ -15,6 +15,7 @@ from stretto.model import AdaptiveModel
 from stretto.saving.points import OperatingPoint
 from stretto.state import Trace
 from stretto.tasks import Logits
+from stretto.written import TextTrace
 
 
 def sweep(
@@ -54,7 +55,7 @@ def runs(
     batch_size: int,
     progress: bool,
     context: Any = None,
-) -> Iterator[tuple[Logits, Trace]]:
+) -> Iterator[tuple[Logits, Trace | TextTrace]]:
     """Logits and trace for each dial: replayed from one pass where the method only exits."""
     engine, method = model.packed, model.method
     only_exits = method.exits is not None and method.points == {"after"}

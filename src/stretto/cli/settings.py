@@ -44,11 +44,18 @@ def all_types() -> dict[str, Any]:
     """Every setting there is, of any method, and with its name before it: of a part of a combination."""
     from stretto.methods import METHODS
 
-    known = training_types()
+    known = {**scratch_types(), **training_types()}
     for method in METHODS:
         of_method = config_types(method)
         known = {**known, **of_method, **{f"{method}_{name}": kind for name, kind in of_method.items()}}
     return known
+
+
+def scratch_types() -> dict[str, Any]:
+    """The sizes of a model that starts from nothing."""
+    from stretto.training.scratch import ScratchConfig
+
+    return field_types(ScratchConfig)
 
 
 def field_types(cls: Any) -> dict[str, Any]:
@@ -125,6 +132,13 @@ def as_flag(name: str) -> str:
 # ---- settings to values ------------------------------------------------------------------------------------
 
 
+def take_scratch(method: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Typed sizes of a model that starts from nothing, and the settings that are left."""
+    sizes = {name: kind for name, kind in scratch_types().items() if name not in config_types(method)}
+    taken = {name: parse(name, value, sizes[name]) for name, value in settings.items() if name in sizes}
+    return taken, {name: value for name, value in settings.items() if name not in taken}
+
+
 def sort_settings(method: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Typed fields of the method's Config, and typed `TrainingArguments`."""
     of_method, of_training = config_types(method), training_types()
@@ -134,6 +148,11 @@ def sort_settings(method: str, settings: Mapping[str, Any]) -> tuple[dict[str, A
             config[name] = parse(name, value, of_method[name])
         elif name in of_training:
             arguments[name] = parse(name, value, of_training[name])
+        elif name in scratch_types():
+            raise StrettoError(
+                f"Expected {as_flag(name)} with a model that starts from nothing, got another model. "
+                "Use --model scratch:marian, or leave it out."
+            )
         elif name in all_types():
             raise StrettoError(
                 f"Expected settings of {method} ({', '.join(map(as_flag, of_method))}), got {as_flag(name)} of another "

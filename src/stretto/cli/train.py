@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from stretto.cli.options import SOURCES, Delimiter, Label, Split, Text, TextB
 from stretto.cli.output import point_formats, point_rows, resumable, say, words, worth_showing
-from stretto.cli.settings import all_types, as_flag, sort_settings, take_flags
+from stretto.cli.settings import all_types, as_flag, sort_settings, take_flags, take_scratch
 from stretto.cli.verbs import HELP, Verb, with_json_target
 from stretto.errors import StrettoError
 from stretto.tasks import DEFAULT_TASK, TASKS
@@ -24,6 +24,7 @@ from stretto.training.processes import is_main_process
 if TYPE_CHECKING:
     from stretto.data import Dataset
     from stretto.model import AdaptiveModel
+    from stretto.tasks import Task
 
 EXAMPLES = """
 stretto train reviews.csv --model bert-base-uncased --output reviews-model
@@ -43,6 +44,8 @@ An interrupted run resumes when the same command is given again.
 """
 
 DEV_FRACTION = 0.1
+#: Begins the name of a model that starts from nothing: scratch:marian.
+SCRATCH = "scratch:"
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,7 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
     from stretto.training.processes import wait_for_all
     from stretto.training.run import train as train_model
 
+    sizes, loose = take_scratch(run.method, loose) if run.model.startswith(SCRATCH) else ({}, loose)
     config, arguments = sort_settings(run.method, loose)
     make_config(METHODS[run.method], config)  # unfit settings are named before any work is done
     output, work = Path(run.output), Path(f"{Path(run.output)}.work")  # "out/" and "out" are one
@@ -201,7 +205,7 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
         check_arguments(complete)
         seed = complete["seed"]
         set_seed(seed)  # exits start from random weights
-        model, train_data, dev_data = open_run(run, config, seed)
+        model, train_data, dev_data = open_run(run, config, sizes, seed)
         before, model.method.config = (
             model.method.config,
             enough_epochs(model.method.config, config, len(train_data), complete),
@@ -234,14 +238,18 @@ def say_epochs(before: Any, config: Any, examples: int) -> None:
         say(f"{examples} examples are few: {flags}, for {FEWEST_STEPS} steps or more")
 
 
-def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel, Dataset, Dataset]:
-    """The model, the training data and the dev data."""
+def open_run(
+    run: Run, config: dict[str, Any], sizes: dict[str, Any], seed: int
+) -> tuple[AdaptiveModel, Dataset, Dataset]:
+    """The model, the training data and the dev data; `sizes` are those of a model that starts from nothing."""
     from stretto.data import Columns, load, split_off
     from stretto.data.labels import mixed_kinds
     from stretto.model import AdaptiveModel
 
     columns = Columns(run.text, run.text_b, run.label, run.delimiter)
     knows_task = "backbone" in run.skip
+    if knows_task and run.model.startswith(SCRATCH):
+        raise StrettoError(f"Expected a trained model beside --skip backbone, got {run.model}. Leave out --skip.")
     open_model = partial(
         AdaptiveModel.from_pretrained, run.model, run.method, dtype=run.dtype, max_length=run.max_length, **config
     )
@@ -270,7 +278,27 @@ def open_run(run: Run, config: dict[str, Any], seed: int) -> tuple[AdaptiveModel
         say(hint)
     if known is not None:
         return known, train_data, dev_data
-    return open_model(task=task_class.posed_by(train_data, **settings)), train_data, dev_data
+    task = task_class.posed_by(train_data, **settings)
+    if run.model.startswith(SCRATCH):
+        return from_scratch(run, config, sizes, task, train_data, seed), train_data, dev_data
+    return open_model(task=task), train_data, dev_data
+
+
+def from_scratch(
+    run: Run, config: dict[str, Any], sizes: dict[str, Any], task: Task, data: Dataset, seed: int
+) -> AdaptiveModel:
+    """A random model for the texts of the training data."""
+    from stretto.methods import METHODS
+    from stretto.model import AdaptiveModel, make_config
+    from stretto.training.scratch import ScratchConfig, from_nothing
+
+    if task.answers != "text":
+        raise StrettoError(f"Expected --task seq2seq with --model {run.model}, got {task.name}. Name an encoder.")
+    encoder, tokenizer = from_nothing(run.model.removeprefix(SCRATCH), ScratchConfig(**sizes), data, seed)
+    method = METHODS[run.method]
+    return AdaptiveModel.put_together(
+        encoder, tokenizer, method, make_config(method, config), task, run.dtype, run.max_length
+    )
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:

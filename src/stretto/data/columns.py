@@ -25,6 +25,8 @@ PAIR_COLUMNS = (
 )
 LABEL_COLUMNS = ("label", "labels", "score", "category", "class", "target")
 WORD_COLUMNS = ("tokens", "words")
+SOURCE_COLUMNS = ("src", "source", "de", "text")
+TARGET_COLUMNS = ("tgt", "target", "translation", "summary", "en", "reference")
 TAG_COLUMNS = ("tags", "ner_tags", "labels", "pos_tags")
 
 Label = str | int | float
@@ -211,6 +213,31 @@ class Questions(Layout):
         if value is None:
             return None
         return tuple(gold(where, name, text, start, texts[1]) for text, start in answer_parts(where, name, value))
+
+
+class Translations(Layout):
+    """A text and the text that answers it."""
+
+    def find_texts(self, columns: Columns) -> tuple[str, ...]:
+        if columns.text_b is not None:
+            raise StrettoError(f"Expected one column of texts, got --text-b {columns.text_b} too. Leave it out.")
+        if columns.text is not None:
+            return (self.checked(self.names, columns.text, "--text"),)
+        return (self.guessed(self.names, SOURCE_COLUMNS, "texts to read", "--text"),)
+
+    def find_label(self, names: Sequence[str], columns: Columns) -> str | None:
+        if columns.label is not None:
+            return self.checked(names, columns.label, "--label")
+        if not self.labelled:
+            return None
+        return self.guessed(names, TARGET_COLUMNS, "texts to write", "--label")
+
+    def texts(self, where: str, row: Row) -> tuple[str, ...]:
+        (name,) = self.text_columns
+        return (text_in(where, row, name),)
+
+    def label(self, where: str, row: Row, name: str, texts: tuple[str, ...]) -> str:
+        return text_in(where, row, name)
 
 
 # ---- single values -----------------------------------------------------------------------------------------

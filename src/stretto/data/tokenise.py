@@ -208,10 +208,10 @@ def collate(pad_token_id: int) -> Callable[[Sequence[dict[str, Any]]], dict[str,
 
 
 def _collate(pad_token_id: int, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    longest = max(len(item["input_ids"]) for item in items)
     batch: dict[str, Tensor] = {}
     for name, value in items[0].items():
-        if isinstance(value, list):  # [batch, longest]
+        if isinstance(value, list):  # [batch, longest]; right texts have a length of their own
+            longest = max(len(item[name]) for item in items)
             fill = {"input_ids": pad_token_id, "labels": IGNORED}.get(name, 0)
             batch[name] = torch.tensor([item[name] + [fill] * (longest - len(item[name])) for item in items])
         else:

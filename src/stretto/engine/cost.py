@@ -27,7 +27,10 @@ import torch
 from torch import Tensor
 
 from stretto.backbones import Backbone, LayerSpec
+from stretto.backbones.decoder import EncoderDecoder
+from stretto.engine.decode_cost import decoder_flops
 from stretto.state import Trace
+from stretto.written import TextTrace
 
 
 def layer_macs(
@@ -61,11 +64,16 @@ class Cost:
     full: Tensor
     """[B] FLOPs of the full model on the same sequences."""
     depth: Tensor
-    """[B] layers run."""
+    """[B] layers run; of texts the decoder blocks that a token went through on average."""
 
     @classmethod
-    def of(cls, trace: Trace, backbone: Backbone) -> Cost:
-        return cls(flops(trace, backbone), full_flops(trace.lengths, backbone), trace.depth)
+    def of(cls, trace: Trace | TextTrace, backbone: Backbone) -> Cost:
+        if isinstance(trace, Trace):
+            return cls(flops(trace, backbone), full_flops(trace.lengths, backbone), trace.depth)
+        assert isinstance(backbone, EncoderDecoder)
+        spent = flops(trace.encoder, backbone) + decoder_flops(trace.decoder, backbone)
+        full = full_flops(trace.lengths, backbone) + decoder_flops(trace.decoder.at_full_depth(), backbone)
+        return cls(spent, full, trace.depth)
 
     def per_example(self, example_of: Tensor, count: int) -> Cost:
         """The cost of inputs cut into several sequences: sums, and the greatest depth. `example_of` is [B]."""
@@ -74,7 +82,7 @@ class Cost:
         return Cost(
             empty.index_add(0, example_of, self.flops),
             empty.index_add(0, example_of, self.full),
-            empty.scatter_reduce(0, example_of, self.depth, "amax"),
+            empty.to(self.depth.dtype).scatter_reduce(0, example_of, self.depth, "amax"),
         )
 
     @property

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from stretto.state import Decision, Point, State
+from stretto.state import Decision, Point, Stack, State
 
 
 class LayerExits(Protocol):
@@ -61,6 +61,10 @@ class Decider(Protocol):
         """Where `decide` is called."""
 
     @property
+    def stacks(self) -> frozenset[Stack]:
+        """Of which stacks: the encoder, the decoder, or both (`State.stack`)."""
+
+    @property
     def exits(self) -> Exits | None:
         """What answers the sequences that leave after a layer; None: the final head does."""
 
@@ -79,6 +83,7 @@ class Silent:
     """Decides nothing: the full model. Deciders that are not methods start from it."""
 
     points: frozenset[Point] = frozenset()
+    stacks: frozenset[Stack] = frozenset({"encoder"})
     restore = False
 
     def __init__(self, exits: Exits | None = None) -> None:
@@ -96,7 +101,7 @@ NOTHING = Decision()
 
 def ask(decider: Decider, state: State, dial: Tensor | None = None) -> Decision:
     """What a decider says here, if it wants to be asked here. `dial` ([B]; default: the state's) is for it alone."""
-    if state.point not in decider.points:
+    if state.point not in decider.points or state.stack not in decider.stacks:
         return NOTHING
     before = state.dial
     state.dial = before if dial is None else dial

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from stretto.backbones.decoder import EncoderDecoder
-from stretto.engine.decider import Decider
+from stretto.engine.decider import Decider, ask
 from stretto.engine.decode_block import PackedBlock, few, fill
 from stretto.engine.decode_cache import Memory, Source, source_groups
-from stretto.engine.decode_cost import DecoderTrace
-from stretto.engine.decode_search import Advance, Beam, Greedy, Search, Text
+from stretto.engine.decode_search import Advance, Beam, Greedy, Search
 from stretto.engine.generation import Generation
 from stretto.engine.linear import product
 from stretto.errors import StrettoError
 from stretto.state import Notes, State, taken
+from stretto.written import DecoderTrace, Text
 
 
 class DecoderEngine:
@@ -66,7 +66,7 @@ class Writing:
         backbone, sentences, beams = engine.backbone, len(source.lengths), generation.num_beams
         device, first = source.rows.device, backbone.block_specs[0]
         self.engine, self.source, self.beams, self.decider = engine, source, beams, decider
-        self.listens = "before" in decider.points
+        self.listens = "before" in decider.points and "decoder" in decider.stacks
         self.ids, self.dials, self.trace = ids, dials, trace
         self.search: Search = (
             Beam(generation, sentences, device) if beams > 1 else Greedy(generation, sentences, device, scored=scored)
@@ -162,10 +162,8 @@ class Token:
             lengths=torch.ones_like(number), spent=torch.zeros_like(number), notes=self.notes,
             providers={"exit_logits": exit_logits, "source": source},
         )  # fmt: skip
-        decision = writing.decider.decide(state)
+        decision = ask(writing.decider, state)
         writing.trace.decider_macs.index_add_(0, state.ids, state.spent)
-        if decision is None:
-            return
         decision.check(state, soft=False)
         if other := sorted(set(decision.said) - {"freeze"}):
             raise StrettoError(f"Expected 'freeze' in a decoder, got {', '.join(other)}. A token there can only leave.")

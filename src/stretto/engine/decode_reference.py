@@ -7,9 +7,11 @@ columns of source, N blocks, V the size of the vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from stretto.backbones.decoder import EncoderDecoder
 
@@ -24,6 +26,13 @@ class Given:
     """[B, S]"""
     tokens: Tensor
     """[B, T] the start token and all but the last of the text, padded on the right."""
+
+    @classmethod
+    def taught(cls, source: Tensor, source_mask: Tensor, labels: Tensor, config: Any) -> Given:
+        """[B, T] the tokens of right texts (negative where there is none): each is to be said after those before it."""
+        shifted = labels.new_full(labels.shape, config.decoder_start_token_id)
+        shifted[:, 1:] = labels[:, :-1]
+        return cls(source, source_mask, shifted.masked_fill(shifted < 0, config.pad_token_id))
 
     def repeated(self, times: int) -> Given:
         """The batch several times, one after another."""
@@ -53,8 +62,7 @@ class DecoderReference:
 
     def logits(self, states: Tensor) -> Tensor:
         """[…, d] -> […, V]"""
-        logits = self.backbone.lm_head(self.backbone.for_output(states))
-        return logits if self.backbone.head_bias is None else logits + self.backbone.head_bias
+        return F.linear(self.backbone.for_output(states), self.backbone.lm_head.weight, self.backbone.head_bias)
 
     def _block(self, number: int, hidden: Tensor, given: Given) -> Tensor:
         length, lowest = hidden.shape[1], torch.finfo(hidden.dtype).min

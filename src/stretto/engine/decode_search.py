@@ -13,21 +13,10 @@ import torch
 from torch import Tensor
 
 from stretto.engine.generation import Generation
+from stretto.written import Text
 
 #: As good as minus infinity: what `generate` gives beams that are not to be taken.
 NEVER = -1.0e9
-
-
-@dataclass(frozen=True)
-class Text:
-    """What was written for one sentence."""
-
-    tokens: list[int]
-    """Without the start token; the end token, if it came, included."""
-    score: float | None
-    """Log-probability of the text; of beam search divided by its length, as the length penalty says. None: not kept."""
-    exits: list[int]
-    """The block at which each token left."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from stretto.methods.branchynet import BranchyNet
 from stretto.methods.combine import Combined, combination
 from stretto.methods.constant_ratio import ConstantRatio
 from stretto.methods.deebert import DeeBERT
+from stretto.methods.depth_adaptive import DepthAdaptive
 from stretto.methods.depth_mi import DepthMI
 from stretto.methods.depth_reconstruction import DepthReconstruction
 from stretto.methods.full import Full
@@ -26,7 +27,7 @@ ALL: tuple[type[Method], ...] = (
     Full, StaticDepth, ConstantRatio,
     DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE, ALBERTa,
     PowerBERT, LengthAdaptive, AdapLeR,
-    DepthMI, DepthReconstruction, TokenHalting,
+    DepthMI, DepthReconstruction, TokenHalting, DepthAdaptive,
 )  # fmt: skip
 
 

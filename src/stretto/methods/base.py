@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stretto.engine.decider import OwnHead
 from stretto.errors import StrettoError
 from stretto.methods.exits import ExitHeads
-from stretto.state import Decision, Inputs, Output, Point, State
+from stretto.state import Decision, Inputs, Output, Point, Stack, State
 from stretto.tasks import TASKS, Task
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Needs:
     """What a method needs of a task (see the attributes of `Task`)."""
 
     answers: tuple[str, ...] = ("sequence",)
-    """What it can answer: a sequence, every token."""
+    """What it can answer: a sequence, every token, by a text."""
     right_or_wrong: bool = False
     one_of_labels: bool = False
 
@@ -92,7 +92,7 @@ class Needs:
 
 
 #: Of methods that change how long or deep a sequence is computed and leave the answer to the model's own head.
-ANY_ANSWER = Needs(answers=("sequence", "token"))
+ANY_ANSWER = Needs(answers=("sequence", "token", "text"))
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,8 @@ class Method(nn.Module):
     Config: ClassVar[type]
     points: frozenset[Point] = frozenset()
     """Where `decide` is called."""
+    stacks: frozenset[Stack] = frozenset({"encoder"})
+    """Of which stacks of an encoder–decoder."""
     needs: ClassVar[Needs] = Needs()
     """What a task must be capable of."""
     verbs: ClassVar[frozenset[str]] = frozenset()

@@ -94,6 +94,7 @@ class Beneath:
         """`dials` ([batch]): of each sequence that came in, for the decider beneath."""
         self.beneath, self.dials, self.decider = beneath, dials, decider
         self.points = beneath.points | decider.points
+        self.stacks = beneath.stacks | decider.stacks
         self.exits, self.restore = decider.exits, beneath.restore
 
     def own_head(self) -> OwnHead | None:
@@ -140,6 +141,7 @@ class Combined(Method):
         first, second = self.parts
         self.first, self.second = first(config.of(first), shape, task), second(config.of(second), shape, task)
         self.points, self.restore = self.first.points | self.second.points, self.first.restore
+        self.stacks = self.first.stacks | self.second.stacks
         self.set_frontier(config.costs, config.frontier)
 
     def set_frontier(self, costs: Sequence[float], frontier: Sequence[Sequence[float]]) -> None:

@@ -65,7 +65,17 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     with replacing_file(path) as neighbour:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, neighbour)
+        save_file({name: tensor.contiguous() for name, tensor in untied(tensors).items()}, neighbour)
+
+
+def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, with copies in the place of those that share memory (tied weights): safetensors has none."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        apart[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return apart
 
 
 @contextmanager

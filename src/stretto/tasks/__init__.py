@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stretto.tasks.base import Logits, Prediction, Task
     from stretto.tasks.classification import Classification
     from stretto.tasks.regression import Regression
+    from stretto.tasks.seq2seq import Seq2Seq, TextPrediction
     from stretto.tasks.sequences import LabelPrediction, SequenceTask
     from stretto.tasks.span import Candidate, Span, SpanPrediction
     from stretto.tasks.tokens import Entity, TagPrediction, Tokens
@@ -27,12 +28,14 @@ TASKS: LazyRegistry[type[Task]] = LazyRegistry("task", {
     "regression": "stretto.tasks.regression.Regression",
     "tokens": "stretto.tasks.tokens.Tokens",
     "span": "stretto.tasks.span.Span",
+    "seq2seq": "stretto.tasks.seq2seq.Seq2Seq",
 })  # fmt: skip
 
 _HOMES = {
     "base": ("Logits", "Prediction", "Task"),
     "classification": ("Classification",),
     "regression": ("Regression",),
+    "seq2seq": ("Seq2Seq", "TextPrediction"),
     "sequences": ("LabelPrediction", "SequenceTask"),
     "span": ("Candidate", "Span", "SpanPrediction"),
     "tokens": ("Entity", "TagPrediction", "Tokens"),
@@ -40,7 +43,8 @@ _HOMES = {
 
 __all__ = [
     "TASKS", "Candidate", "Classification", "Entity", "LabelPrediction", "Logits", "Prediction", "Regression",
-    "SequenceTask", "Span", "SpanPrediction", "TagPrediction", "Task", "Tokens", "task_from_config",
+    "Seq2Seq", "SequenceTask", "Span", "SpanPrediction", "TagPrediction", "Task", "TextPrediction", "Tokens",
+    "task_from_config",
 ]  # fmt: skip
 
 

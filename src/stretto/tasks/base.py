@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from stretto.data import Dataset
 
 #: Logits of a whole dataset: [n, C], or of a task that answers every token one [T, C] per feature, without padding.
-Logits = Tensor | Sequence[Tensor]
+#: A task that is answered by texts has those (`stretto.written.Text`) in their place.
+Logits = Tensor | Sequence[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Task(ABC):
     flat: ClassVar[bool] = True
     """Whether an answer fits into a line of a csv file."""
 
-    architecture: ClassVar[str] = "ForSequenceClassification"
+    architecture: ClassVar[str | tuple[str, ...]] = "ForSequenceClassification"
     """How the names of the Hugging Face models end that answer it."""
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
     """What loads such a model in plain transformers."""

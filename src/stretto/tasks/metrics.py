@@ -107,3 +107,24 @@ def tag_macro_f1(truth: Tags, predicted: Tags) -> float:
 def _vary(*arrays: Array) -> bool:
     """Does every array vary by more than rounding? (scipy warns from a spread of 1e-13 of the mean.)"""
     return all(np.std(array) > 1e-12 * np.abs(np.mean(array)) for array in arrays)
+
+
+def translation(written: list[str], right: list[str]) -> dict[str, float]:
+    """Corpus BLEU and chrF in [0, 1], by sacreBLEU with its defaults (see `translation_signatures`)."""
+    scores = {name: metric.corpus_score(written, [right]).score / 100 for name, metric in translation_metrics().items()}
+    return {name: min(1.0, score) for name, score in scores.items()}  # rounding may give a little more
+
+
+def translation_signatures() -> dict[str, str]:
+    """What has to be told with a BLEU, for others to compute the same: the version, the case, the tokenisation."""
+    found = {}
+    for name, metric in translation_metrics().items():
+        metric.corpus_score(["a"], [["a"]])  # the number of references is part of it
+        found[name] = str(metric.get_signature())
+    return found
+
+
+def translation_metrics() -> dict[str, Any]:
+    from sacrebleu.metrics import BLEU, CHRF
+
+    return {"bleu": BLEU(force=True), "chrf": CHRF()}  # force: no warning of texts that look tokenised

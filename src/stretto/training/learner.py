@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.backbones.decoder import EncoderDecoder
 from stretto.data.tokenise import as_inputs
 from stretto.engine.decider import Decider
+from stretto.engine.decode_reference import DecoderReference, Given
 from stretto.engine.replay import Recorder
 from stretto.methods.base import Pass, Stage, TrainingBatch
 from stretto.methods.combine import Beneath, drawn_dials
 from stretto.model import AdaptiveModel
+from stretto.saving.files import untied
 from stretto.state import Inputs
 
 
@@ -26,6 +29,10 @@ class Learner(nn.Module):
         self.step, self.epoch = 0, 0.0
         for parameter in model.encoder.parameters():
             parameter.requires_grad_(stage.trains_backbone)
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        """As `transformers.Trainer` can save it."""
+        return untied(super().state_dict(*args, **named))
 
     def train(self, mode: bool = True) -> Learner:
         super().train(mode)
@@ -48,8 +55,12 @@ class Learner(nn.Module):
 
     def training_batch(self, inputs: Inputs, labels: Tensor) -> TrainingBatch:
         def run(dial: float | Tensor, skip: tuple[int, ...] = (), context: Any = None) -> Any:
-            decider = self.above_beneath(self.model.method, len(labels))
-            return self.model.reference.run(inputs, decider, dial, skip=skip, context=context)
+            decider, writes = self.above_beneath(self.model.method, len(labels)), self.model.task.answers == "text"
+            output = self.model.reference.run(inputs, decider, dial, skip=skip, context=context, keep_hidden=writes)
+            if writes:
+                assert output.hidden is not None
+                output.logits = self.say(output.hidden, inputs, labels)
+            return output
 
         return TrainingBatch(inputs, labels, run, self.step, self.epoch, self.model.reference)
 
@@ -76,11 +87,23 @@ class Learner(nn.Module):
         exits, stage = self.model.method.exits, self.stage
         if stage.layers and stage.beneath is not None:
             return self.read_shortened(inputs, labels)
+        if self.model.task.answers == "text":
+            last = self.model.reference.hidden_states(inputs)[-1]
+            logits = self.say(last, inputs, labels).unsqueeze(0)
+            return Pass((), logits, last.new_zeros(0, *last.shape), labels, self.step)
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
             states = self.model.reference.hidden_states(inputs, None if stage.final else max(stage.layers))
             read = [exits.pool_padded(states[n], inputs.attention_mask) for n in stage.layers] if exits else []
             last = self.model.backbone.head.pool_padded(states[-1], inputs.attention_mask)
         return self.answers(read, last, labels)
+
+    def say(self, hidden: Tensor, inputs: Inputs, labels: Tensor) -> Tensor:
+        """What the decoder says at each token of the right texts: the source's [B, S, d] and [B, T] -> [B, T, V]."""
+        backbone = self.model.backbone
+        assert isinstance(backbone, EncoderDecoder)
+        decoder = DecoderReference(backbone)
+        given = Given.taught(hidden, inputs.attention_mask, labels, backbone.config)
+        return decoder.logits(decoder.states(given)[-1])
 
     def answers(self, read: list[Tensor], last: Tensor, labels: Tensor) -> Pass:
         """What the exits say to `read` ([B, d] each) and the final head to `last` ([B, d]; all tokens: [B, T, d])."""

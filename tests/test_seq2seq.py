@@ -1,0 +1,206 @@
+"""Encoder–decoders as models: trained from nothing, saved, loaded, translating, with methods on either stack."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from stretto.data import Dataset
+from stretto.errors import StrettoError
+from stretto.methods import METHODS
+from stretto.model import AdaptiveModel, make_config
+from stretto.tasks import Seq2Seq
+from stretto.training.run import train
+from stretto.training.scratch import ScratchConfig, from_nothing, joint_tokenizer
+
+NUMBERS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "fünf": "five", "sechs": "six"}
+SMALL = ScratchConfig(
+    d_model=32, encoder_layers=2, decoder_layers=3, attention_heads=4, ffn_dim=64, vocabulary=300, dropout=0.0
+)
+
+
+def number_pairs(count: int, seed: int) -> Dataset:
+    """German numbers and the same in English, in order."""
+    words = random.Random(seed)
+    rows = [words.choices(list(NUMBERS), k=words.randint(1, 3)) for _ in range(count)]
+    texts = [(" ".join(row),) for row in rows]
+    return Dataset(
+        texts, [" ".join(NUMBERS[word] for word in row) for row in rows], None, ["here"] * count, Seq2Seq.form
+    )
+
+
+def fresh(
+    method: str = "depth_adaptive", kind: str = "marian", sizes: ScratchConfig = SMALL, **settings: Any
+) -> AdaptiveModel:
+    encoder, tokenizer = from_nothing(kind, sizes, number_pairs(60, 0), seed=1)
+    method_class = METHODS[method]
+    return AdaptiveModel.put_together(
+        encoder, tokenizer, method_class, make_config(method_class, settings), Seq2Seq(label_smoothing=0.0)
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learned the numbers well enough to have something to lose."""
+    place = tmp_path_factory.mktemp("numbers") / "model"
+    model = fresh(num_train_epochs=14, exit_epochs=2, learning_rate=5e-3, oracle_penalty=0.02, exit_weight=1.0)
+    train(
+        model, number_pairs(512, 0), number_pairs(16, 1), place, progress=False, per_device_train_batch_size=32,
+        eval_strategy="no", save_strategy="no", logging_strategy="no", seed=1,
+    )  # fmt: skip
+    return place
+
+
+def test_a_model_from_nothing_learns_to_translate_and_to_leave_early(trained: Path) -> None:
+    model = AdaptiveModel.from_pretrained(trained)
+    points = {point.dial: point for point in model.operating_points}
+    assert points[0.0].metrics["chrf"] > 0.8 and points[0.0].cost == 1.0 and points[0.0].depth == 3.0
+    assert points[0.5].depth < 3.0 and points[0.5].cost < 1.0
+    assert points[1.0].depth == 1.0 and points[1.0].metrics["average_exit"] == 1.0
+    assert {"bleu", "chrf", "average_exit"} <= set(points[0.0].metrics)
+
+
+def test_a_saved_model_is_plain_hugging_face_and_says_the_same(trained: Path) -> None:
+    model = AdaptiveModel.from_pretrained(trained)
+    plain, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(trained), AutoTokenizer.from_pretrained(trained)
+    texts = ["eins zwei", "sechs", "vier vier drei"]
+    for beams in (1, 3):
+        model.generation.update(num_beams=beams, max_new_tokens=20)
+        batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+        expected = plain.generate(**batch, num_beams=beams, max_new_tokens=20)
+        written = [answer.text for answer in model.predict(texts, dial=0.0)]
+        assert written == [text.strip() for text in tokenizer.batch_decode(expected, skip_special_tokens=True)]
+    assert model.predict("eins zwei", dial=0.0).text.startswith("one")
+
+
+def test_answers_do_not_depend_on_the_batch(trained: Path) -> None:
+    model = AdaptiveModel.from_pretrained(trained)
+    texts = [parts[0] for parts in number_pairs(12, 3).texts]
+    together, alone = model.predict(texts, dial=0.5), model.predict(texts, dial=0.5, batch_size=1)
+    assert [answer.text for answer in together] == [answer.text for answer in alone]
+    assert [answer.depth for answer in together] == [answer.depth for answer in alone]
+    assert [answer.cost for answer in together] == pytest.approx([answer.cost for answer in alone])
+    one = model.predict("eins zwei", dial=0.5)
+    assert 1 <= one.depth <= 3 and 0 < one.cost <= 1.01 and one.score <= 0
+
+
+def test_odd_inputs_are_answered(trained: Path) -> None:
+    """An empty text, one far too long, and characters never seen: the first has one token, the second is truncated."""
+    model = AdaptiveModel.from_pretrained(trained)
+    model.generation.update(max_new_tokens=8)
+    encoded = model.encode([("",), ("eins " * 5000,), ("☃ 漢字 \u0301",)])
+    assert encoded.truncated == 1 and len(encoded.features[1]["input_ids"]) == model.max_length
+    assert len(encoded.features[0]["input_ids"]) == 1
+    answers = model.predict(["", "eins " * 5000, "☃ 漢字 \u0301"], dial=0.5)
+    assert all(isinstance(answer.text, str) and answer.cost > 0 for answer in answers)
+    model.generation.update(max_new_tokens=1000)
+    with pytest.raises(StrettoError, match="at most 512 new tokens"):
+        model.predict("eins")
+    with pytest.raises(StrettoError, match="one text"):
+        model.predict(("eins", "zwei"))
+
+
+def test_int8_translates(trained: Path) -> None:
+    model = AdaptiveModel.from_pretrained(trained, dtype="int8")
+    assert model.predict("eins zwei", dial=0.0).text.startswith("one")
+
+
+@pytest.mark.parametrize("mechanism", ["multinomial", "sequence", "confidence"])
+def test_every_mechanism_follows_its_dial(trained: Path, mechanism: str) -> None:
+    model = AdaptiveModel.from_pretrained(trained, "depth_adaptive", mechanism=mechanism)
+    if mechanism != "confidence":
+        torch.nn.init.normal_(model.method.gate.weight, std=0.5, generator=torch.Generator().manual_seed(0))
+    texts = [parts[0] for parts in number_pairs(8, 5).texts]
+    depths = [sum(a.depth for a in model.predict(texts, dial=dial)) / 8 for dial in (0.0, 0.5, 1.0)]
+    assert depths[0] == 3.0 and depths[2] == 1.0 and 1.0 <= depths[1] <= 3.0
+    full = model.predict(texts, dial=0.0)
+    assert all(answer.cost == 1.0 for answer in full)
+    if mechanism == "sequence":  # all tokens of a text leave at one block
+        assert all(answer.depth == int(answer.depth) for answer in model.predict(texts, dial=0.5))
+
+
+@pytest.mark.parametrize("training", ["aligned", "mixed", "last"])
+@pytest.mark.parametrize("mechanism", ["geometric", "sequence"])
+def test_every_objective_has_a_gradient(training: str, mechanism: str) -> None:
+    from stretto.data.tokenise import EncodedDataset, collate
+    from stretto.training.learner import Learner
+
+    model = fresh(training=training, mechanism=mechanism, oracle="likelihood", oracle_sigma=2.0)
+    data = number_pairs(4, 0)
+    encoded = model.encode(data.texts, data.labels)
+    examples = EncodedDataset(encoded.features, encoded.labels)
+    batch = collate(model.tokenizer.pad_token_id)([examples[i] for i in range(4)])
+    learner = Learner(model, model.method.stages()[1]).train()
+    learner(**batch)["loss"].backward()
+    assert bool((model.method.gate.weight.grad != 0).any())
+    assert bool((model.encoder.get_input_embeddings().weight.grad != 0).any())
+
+
+def test_length_adaptive_shortens_the_encoder_of_a_translator(trained: Path) -> None:
+    """Dropped tokens are restored before the decoder reads them."""
+    model = AdaptiveModel.from_pretrained(trained, "length_adaptive")
+    texts = ["eins zwei drei vier fünf sechs eins zwei drei", "sechs fünf vier drei zwei eins sechs fünf"]
+    full, short = model.predict(texts, dial=1.0), model.predict(texts, dial=0.0)
+    assert [a.text for a in full] == [a.text for a in AdaptiveModel.from_pretrained(trained, "full").predict(texts)]
+    assert all(a.cost == 1.0 for a in full) and all(a.cost < 1.0 for a in short)
+    assert [a.text for a in short] == [model.predict(text, dial=0.0).text for text in texts]
+
+
+def test_length_adaptive_learns_with_a_decoder(tmp_path: Path) -> None:
+    model = fresh("length_adaptive", num_train_epochs=1, drop_epochs=1)
+    model.generation["max_new_tokens"] = 4
+    train(
+        model, number_pairs(24, 0), number_pairs(8, 1), tmp_path / "out", progress=False, eval_strategy="no",
+        save_strategy="no", logging_strategy="no",
+    )  # fmt: skip
+    assert AdaptiveModel.from_pretrained(tmp_path / "out").method.name == "length_adaptive"
+
+
+def test_one_method_on_each_stack(trained: Path) -> None:
+    model = AdaptiveModel.from_pretrained(trained, "length_adaptive+depth_adaptive")
+    text = "eins zwei drei vier fünf sechs eins zwei drei"
+    full, cheap = model.predict(text, dial=1.0), model.predict(text, dial=0.05)
+    assert full.depth == 3.0 and full.cost == 1.0
+    assert cheap.depth == 1.0 and cheap.cost < model.predict(text, dial=0.5).cost < 1.0
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_other_families_from_nothing(kind: str, tmp_path: Path) -> None:
+    model = fresh("full", kind, dataclasses.replace(SMALL, encoder_layers=3)).eval()
+    model.save_pretrained(tmp_path / "out")
+    plain, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out"),
+        AutoTokenizer.from_pretrained(tmp_path / "out"),
+    )
+    expected = plain.generate(
+        **tokenizer("eins zwei", return_tensors="pt", return_token_type_ids=False), max_new_tokens=9
+    )
+    model.generation["max_new_tokens"] = 9
+    assert model.predict("eins zwei").text == tokenizer.decode(expected[0], skip_special_tokens=True).strip()
+
+
+def test_the_joint_tokenizer_gives_back_what_it_was_given() -> None:
+    tokenizer = joint_tokenizer(["ein Haus", "a house"], 300, 64)
+    for text in ("ein Haus", "Straße, ☃!", "  two  spaces"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True).strip() == text.strip()
+    assert tokenizer("ein")["input_ids"][-1] == tokenizer.eos_token_id
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(StrettoError, match="multiple of 3 heads"):
+        from_nothing("marian", ScratchConfig(d_model=32, attention_heads=3), number_pairs(4, 0), 0)
+    with pytest.raises(StrettoError, match="marian, bart, t5; got 'gpt2'"):
+        from_nothing("gpt2", SMALL, number_pairs(4, 0), 0)
+    with pytest.raises(StrettoError, match="one per block but the last"):
+        fresh(mechanism="confidence", thresholds=((0.5,),))
+
+
+def test_methods_that_answer_sequences_refuse_texts() -> None:
+    with pytest.raises(StrettoError, match="Expected a task that deebert can do"):
+        fresh("deebert")
