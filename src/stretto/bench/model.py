@@ -15,17 +15,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 
 from stretto.bench.baselines import hugging_face, padded_flops
-from stretto.bench.timing import Contender, interleaved, ratio
+from stretto.bench.timing import Contender, Step, interleaved, ratio
 from stretto.data.batches import batches, windows
 from stretto.data.tokenise import Feature
 from stretto.engine.cost import Cost
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Method, Shape
 from stretto.model import AdaptiveModel
-from stretto.state import Inputs, Trace
+from stretto.state import Inputs
 
 BATCH_SIZES = (1, 8, 32)
 SEQUENCES = 96
@@ -94,9 +95,12 @@ def _contenders(
     pad = model.tokenizer.pad_token_id
     mixed = list(batches(features, pad, size))
     by_length = list(batches(sorted(features, key=lambda feature: len(feature["input_ids"])), pad, size))
+    if model.task.answers == "text":
+        run, work = partial(generated, model), 0.0  # nobody reads the FLOPs of `generate`
+    else:
+        run, work = partial(hugging_face, model.encoder), padded_flops(mixed, model.backbone)
     contenders = [
-        Contender(name, "float32", hugging_face(model.encoder, pool), padded_flops(pool, model.backbone))
-        for name, pool in (("huggingface", mixed), ("sorted", by_length))
+        Contender(name, "float32", run(pool), work) for name, pool in (("huggingface", mixed), ("sorted", by_length))
     ]
     taken = list(windows(features, pad, size)) if stream else mixed
     contenders.append(packed_contender("full", model, full_method(model), 0.0, taken, size))
@@ -109,8 +113,20 @@ def packed_contender(
 ) -> Contender:
     """One step for each of `pool`, a batch or several. Counting the FLOPs runs, and so warms up, every step."""
     steps = [partial(model.packed.run, inputs, method, dial, batch_size=batch_size) for inputs in pool]
-    trace = Trace.concatenate([step().trace for step in steps])
+    traces = [step().trace for step in steps]
+    trace = type(traces[0]).concatenate(traces)
     return Contender(name, model.dtype, steps, float(Cost.of(trace, model.backbone).flops.sum()))
+
+
+def generated(model: AdaptiveModel, pool: Sequence[Inputs]) -> list[Step]:
+    """Hugging Face's `generate`, as the model writes texts."""
+    generate = torch.inference_mode()(model.encoder.generate)
+    limit = {"max_length": model.packed.generation().max_length}
+    settings = {**{k: v for k, v in model.generation.items() if k != "max_new_tokens"}, **limit}
+    return [
+        partial(generate, input_ids=inputs.input_ids, attention_mask=inputs.attention_mask, **settings)
+        for inputs in pool
+    ]
 
 
 def full_method(model: AdaptiveModel) -> Method:

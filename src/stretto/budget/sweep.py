@@ -43,6 +43,8 @@ def sweep(
     for dial, (logits, trace) in zip(dials, measured, strict=True):
         metrics = model.task.scores(logits, encoded, data.labels)
         cost = Cost.of(trace, model.backbone)
+        if isinstance(trace, TextTrace):
+            metrics = {**metrics, "mflops_per_token": float(cost.flops.sum() / trace.decoder.steps.sum()) / 1e6}
         score = metrics[model.task.main_metric]
         points.append(OperatingPoint(dial, score, cost.total, cost.mean_depth, metrics, n=len(data), dtype=model.dtype))
     return points

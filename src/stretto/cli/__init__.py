@@ -55,6 +55,7 @@ app.command("rationales", cls=Verb, epilog=examples(rationales.EXAMPLES))(ration
 app.command("compare", cls=Verb, epilog=examples(compare.EXAMPLES))(compare.compare)
 app.add_typer(benches, name="bench")
 benches.command("engine", cls=Verb, epilog=examples(bench.ENGINE_EXAMPLES))(bench.engine)
+benches.command("decoder", cls=Verb, epilog=examples(bench.DECODER_EXAMPLES))(bench.decoder)
 benches.command("model", cls=Verb, epilog=examples(bench.MODEL_EXAMPLES))(bench.model)
 benches.command("report", cls=Verb, epilog=examples(bench.REPORT_EXAMPLES))(bench.report)
 app.command("methods", cls=Verb, epilog=examples(describe.METHODS_EXAMPLES))(describe.methods)

@@ -1,4 +1,4 @@
-"""`stretto bench engine` and `stretto bench model`: FLOPs against the clock."""
+"""`stretto bench engine`, `decoder` and `model`: FLOPs against the clock."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typer import Argument, Option
 
 from stretto.cli.guard import output_file
 from stretto.cli.options import Delimiter, Dtype, Json, ModelFolder, Rounds, Seed, Split, Text, TextB
-from stretto.cli.output import STDOUT, numbers, on_terminal, open_model, say_cut, words, write_json
+from stretto.cli.output import STDOUT, numbers, on_terminal, open_model, say, say_cut, words, write_json
 from stretto.errors import StrettoError
 
 ENGINE_EXAMPLES = """
 stretto bench engine --json engine.json            # tens of minutes; the same command resumes after a stop
 stretto bench engine --shapes minilm-l6 --mixes sst --batch-sizes 1,32 --no-onnx
+"""
+
+DECODER_EXAMPLES = """
+stretto bench decoder --json decoder.json          # the same command resumes after a stop
+stretto bench decoder --shapes multi30k --batch-sizes 8,32 --dtypes float32
 """
 
 MODEL_EXAMPLES = """
@@ -60,6 +65,33 @@ def engine(
         write_json(json, results.to_json())
         return
     show_table(engine_table(results.rows))
+
+
+def decoder(
+    json: Annotated[
+        str | None,
+        Option(metavar="[FILE]", help="Keep results here, after every combination.", callback=output_file),
+    ] = None,
+    shapes: Annotated[str, Option(help="Model shapes: opus-mt, multi30k, tiny.")] = "opus-mt,multi30k",
+    batch_sizes: BatchSizes = "1,8,32",
+    dtypes: Annotated[str, Option(help="float32, int8.")] = "float32,int8",
+    rounds: Rounds = 5,
+    seed: Seed = 0,
+    threads: Annotated[int, Option(min=1, help="Threads for everybody.")] = 2,
+) -> None:
+    """Measure how fast texts are written, against Hugging Face and CTranslate2, and what scripted exits gain."""
+    from stretto.bench.decoder import bench_decoder, decoder_table
+    from stretto.view.tables import show_table
+
+    results = bench_decoder(
+        None if json in (None, STDOUT) else Path(str(json)),
+        shapes=words(shapes), dtypes=words(dtypes), batches=whole_numbers(batch_sizes, "--batch-sizes"),
+        rounds=rounds, seed=seed, threads=threads, progress=on_terminal(), say=say,
+    )  # fmt: skip
+    if json == STDOUT:
+        write_json(json, results.to_json())
+        return
+    show_table(decoder_table(results.rows))
 
 
 def model(

@@ -7,7 +7,20 @@ from typing import Annotated
 from typer import Option
 
 from stretto.cli.guard import output_file
-from stretto.cli.options import BatchSize, Delimiter, Dtype, Json, Label, Labelled, ModelFolder, Split, Text, TextB
+from stretto.cli.options import (
+    BatchSize,
+    Delimiter,
+    Dtype,
+    Json,
+    Label,
+    Labelled,
+    MaxNewTokens,
+    ModelFolder,
+    NumBeams,
+    Split,
+    Text,
+    TextB,
+)
 from stretto.cli.output import (
     STDOUT,
     numbers,
@@ -25,6 +38,7 @@ EXAMPLES = """
 stretto evaluate reviews-model test.csv
 stretto evaluate reviews-model test.csv --dials 0,0.1,0.3 --plot curve.png
 stretto evaluate reviews-model test.csv --json > points.json
+stretto evaluate translation-model test.jsonl --num-beams 4                      # BLEU, chrF, average exit
 stretto evaluate reviews-model owner/dataset --split test --text sentence
 """
 
@@ -40,6 +54,8 @@ def evaluate(
     split: Split = None,
     batch_size: BatchSize = 32,
     dtype: Dtype = "float32",
+    num_beams: NumBeams = None,
+    max_new_tokens: MaxNewTokens = None,
     json: Json = None,
     plot: Annotated[
         str | None, Option(metavar="FILE", help="Draw score over cost (.png, .svg or .pdf).", callback=output_file)
@@ -55,7 +71,7 @@ def evaluate(
     if plot is not None:
         check_plot_path(plot)
     wanted = None if dials is None else numbers(dials, "--dials")
-    loaded = open_model(model, dtype)
+    loaded = open_model(model, dtype, num_beams, max_new_tokens)
     examples = load(
         data, task=loaded.task, columns=Columns(text, text_b, label, delimiter), split=split,
         label_names=loaded.task.label_names,
@@ -73,6 +89,7 @@ def evaluate(
         "main_metric": loaded.task.main_metric,
         "dtype": dtype,
         "points": [point.to_json() for point in points],
+        "signatures": loaded.task.signatures(),
         "versions": versions(),
     }
     if json != STDOUT:
@@ -80,6 +97,8 @@ def evaluate(
         title = f"{loaded.method.name} on {len(examples)} examples; the dial is {loaded.method.dial.name}"
         title += f" ({len(shown)} of {len(points)} dials; --json has all)" if len(shown) < len(points) else ""
         show_table(point_rows(shown, loaded.dial), point_formats(points), title=title)
+        for name, signature in loaded.task.signatures().items():
+            print(f"{name}: {signature}")
     write_json(json, content)
     if plot is not None:
         full = next((point for point in points if point.dial == loaded.method.dial.off), None)

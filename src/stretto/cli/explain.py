@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from stretto.cli.guard import output_file
-from stretto.cli.options import Dtype, Json, ModelFolder
+from stretto.cli.options import Dtype, Json, MaxNewTokens, ModelFolder, NumBeams
 from stretto.cli.output import STDOUT, open_model, say, write_json
 from stretto.errors import StrettoError
 from stretto.saving.files import write_text
+
+if TYPE_CHECKING:
+    from stretto.model import AdaptiveModel
 
 EXAMPLES = """
 stretto explain reviews-model "A warm, funny and beautifully acted film."
 stretto explain reviews-model "A fine film." --dial 0.3 --html tokens.html
 stretto explain pairs-model "A man sleeps." --text-b "Nobody is awake." --json
 stretto explain reviews-model - < review.txt
+stretto explain translation-model "Ein Haus am See." --html exits.html     # the exit over each token of the text
 """
 
 TextArgument = Annotated[str, Argument(metavar="TEXT", help="The text; '-' reads it from stdin.", show_default=False)]
@@ -34,6 +38,22 @@ def read_stdin() -> str:
         ) from None
 
 
+def explain_translation(
+    model: AdaptiveModel, text: str | tuple[str, ...], dial: float | None, html: str | None, json: str | None
+) -> None:
+    from stretto.view.explain_text import explain_text, show_text_explanation, text_page
+
+    explanation = explain_text(model, text, dial)
+    if explanation.not_shown:
+        say(explanation.not_shown)
+    if json != STDOUT:
+        show_text_explanation(explanation)
+    write_json(json, explanation.to_json())
+    if html is not None:
+        write_text(html, text_page(explanation))
+        say(f"wrote {html}")
+
+
 def explain(
     model: ModelFolder,
     text: TextArgument,
@@ -43,16 +63,23 @@ def explain(
         str | None, Option(metavar="FILE", help="Write a page with all layers and tokens.", callback=output_file)
     ] = None,
     dtype: Dtype = "float32",
+    num_beams: NumBeams = None,
+    max_new_tokens: MaxNewTokens = None,
     json: Json = None,
 ) -> None:
-    """Show which token lives to which layer, and where the answer is given."""
+    """Show which token lives to which layer, and where the answer is given.
+
+    Of a model that writes texts: at which decoder block each token of the text left."""
     from stretto.view.explain import explain as run_explain
     from stretto.view.explain_html import explanation_page
     from stretto.view.explain_terminal import show_explanation
 
     if text == STDOUT:
         text = read_stdin()
-    loaded = open_model(model, dtype)
+    loaded = open_model(model, dtype, num_beams, max_new_tokens)
+    if loaded.task.answers == "text":
+        explain_translation(loaded, text if text_b is None else (text, text_b), dial, html, json)
+        return
     explanation = run_explain(loaded, text if text_b is None else (text, text_b), dial)
     if explanation.not_shown:
         say(explanation.not_shown)

@@ -106,13 +106,24 @@ def point_formats(points: list[OperatingPoint]) -> dict[str, str]:
     return {**dict.fromkeys(points[0].metrics, ".4f"), "cost": ".3f", "depth": ".2f"}
 
 
-def open_model(path: str, dtype: str = "float32") -> AdaptiveModel:
-    """A model folder, silently."""
+def open_model(
+    path: str, dtype: str = "float32", num_beams: int | None = None, max_new_tokens: int | None = None
+) -> AdaptiveModel:
+    """A model folder, silently. Beams and new tokens are for models that write texts."""
     from stretto.model import AdaptiveModel
     from stretto.saving.folder import quiet_transformers
 
     with quiet_transformers():
-        return AdaptiveModel.from_pretrained(path, dtype=dtype)
+        model = AdaptiveModel.from_pretrained(path, dtype=dtype)
+    given = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
+    writing = {name: value for name, value in given.items() if value is not None}
+    if writing and model.task.answers != "text":
+        raise StrettoError(
+            f"Expected a model that writes texts beside --{min(writing).replace('_', '-')}, got one for the task "
+            f"{model.task.name}. Leave it out."
+        )
+    model.generation.update(writing)
+    return model
 
 
 def numbers(text: str, flag: str) -> list[float]:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from stretto.cli.guard import output_file
-from stretto.cli.options import BatchSize, Delimiter, Dtype, ModelFolder, Split, Text, TextB
+from stretto.cli.options import (
+    BatchSize,
+    Delimiter,
+    Dtype,
+    MaxNewTokens,
+    ModelFolder,
+    NumBeams,
+    Split,
+    Text,
+    TextB,
+)
 from stretto.cli.output import on_terminal, open_model, say, say_cut, words
 from stretto.errors import StrettoError
 
@@ -27,6 +37,7 @@ echo "A fine film." | stretto predict reviews-model
 zcat texts.jsonl.gz | stretto predict reviews-model - --probabilities | head
 echo "Jane Doe lives in Paris" | stretto predict names-model                     # tags of the words, and entities
 stretto predict answers-model questions.jsonl --output answers.jsonl             # columns question and context
+echo "Ein Haus am See." | stretto predict translation-model --num-beams 4        # text, score, average exit, cost
 """
 
 STDIN = "-"
@@ -50,6 +61,8 @@ def predict(
     batch_size: BatchSize = 32,
     probabilities: Annotated[bool, Option("--probabilities", help="Write the probability of every label.")] = False,
     dtype: Dtype = "float32",
+    num_beams: NumBeams = None,
+    max_new_tokens: MaxNewTokens = None,
 ) -> None:
     """Answer texts, in the order they come.
 
@@ -63,7 +76,7 @@ def predict(
         raise StrettoError("Expected --dial or --budget, got both. Leave one out.")
     if output is not None:
         check_name(Path(output), flat=True)
-    loaded = open_model(model, dtype)
+    loaded = open_model(model, dtype, num_beams, max_new_tokens)
     if output is not None:
         check_name(Path(output), flat=loaded.task.flat)
     predictor = Predictor(loaded, dial, budget=budget, batch_size=batch_size, probabilities=probabilities)

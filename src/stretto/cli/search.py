@@ -37,6 +37,8 @@ from stretto.errors import StrettoError
 
 if TYPE_CHECKING:
     from stretto.budget.search import Iteration, SearchResult
+    from stretto.data import Columns
+    from stretto.model import AdaptiveModel
 
 EXAMPLES = """
 stretto search reviews-model dev.csv
@@ -59,6 +61,7 @@ def search(
     population: Annotated[int, Option(min=2, help="Constant-ratio configurations to start from.")] = 20,
     patience: Annotated[int, Option(min=1, help="Stop after this many iterations without growth.")] = 5,
     max_seconds: Annotated[float | None, Option(min=0, help="Stop then, and keep what was found.")] = None,
+    draws: Annotated[int, Option(min=1, help="Thresholds drawn, for a model that writes texts.")] = 10_000,
     seed: Seed = 42,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a finished model at --output.")] = False,
     restart: Annotated[bool, Option("--restart", help="Discard an unfinished search.")] = False,
@@ -76,7 +79,8 @@ def search(
 ) -> None:
     """Search how many tokens each layer should keep, for every budget.
 
-    For models trained with --method length_adaptive. The result is stored in the model folder."""
+    For models trained with --method length_adaptive. Of a translation model (--method depth_adaptive --mechanism
+    confidence) the thresholds are searched. The result is stored in the model folder."""
     from stretto.budget.search import SearchSettings, searchable
     from stretto.budget.search import search as run_search
     from stretto.data import Columns, load
@@ -95,6 +99,10 @@ def search(
         iterations, mutations, crossovers, population=population, patience=patience, limit=limit, seed=seed
     )
     loaded = open_model(model, dtype)
+    if loaded.task.answers == "text":
+        search_thresholds(loaded, model, data, Path(output or model), Columns(text, text_b, label, delimiter), split,
+                          draws, limit, seed, batch_size, overwrite, json)  # fmt: skip
+        return
     searchable(loaded)
     if output is None and not target.is_dir():
         raise StrettoError(f"Expected a folder to write the result to, got the hub name '{model}'. Add --output.")
@@ -137,6 +145,33 @@ def search(
         draw(result, plot, loaded.task.main_metric)
         say(f"wrote {plot}")
     say(f"saved {target}" if result.finished else f"time is up; saved {target}, and the same command resumes it")
+
+
+def search_thresholds(
+    loaded: AdaptiveModel, model: str, data: str, target: Path, columns: Columns, split: str | None, draws: int,
+    limit: int | None, seed: int, batch_size: int, overwrite: bool, json: str | None,
+) -> None:  # fmt: skip
+    from stretto.budget.thresholds import search_thresholds as run_search
+    from stretto.data import load, sample
+    from stretto.saving.folder import SETTINGS
+    from stretto.saving.place import locked, refuse_finished
+    from stretto.saving.versions import versions
+    from stretto.view.tables import show_table
+
+    if target != Path(model) and not overwrite:
+        refuse_finished(target, SETTINGS, "model")
+    examples = load(data, task=loaded.task, columns=columns, split=split)
+    examples = examples if limit is None else sample(examples, limit, seed)
+    with locked(target):
+        points = run_search(loaded, examples, draws=draws, seed=seed, batch_size=batch_size, progress=on_terminal())
+        loaded.save_pretrained(target)
+    if json != STDOUT:
+        title = f"What was found, on {len(examples)} examples; the dial is {loaded.method.dial.name}"
+        show_table(point_rows(points, loaded.dial), point_formats(points), title=title)
+    content = {"model": model, "data": data, "output": str(target), "examples": len(examples), "draws": draws}
+    found = {"thresholds": loaded.method.config.thresholds, "points": [point.to_json() for point in points]}
+    write_json(json, {**content, **found, "default_dial": loaded.dial, "versions": versions()})
+    say(f"saved {target}")
 
 
 def check_place(target: Path, model: Path, work: Path) -> None:

@@ -119,18 +119,23 @@ class DepthAdaptive(Method):
     monotone = False
     dial = Dial(
         "eagerness", "how readily tokens leave the decoder: 0 never, 0.5 as trained, 1 after the first block",
-        off=0.0, sweep=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), upper=1.0, trained=0.5,
+        off=0.0, sweep=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), upper=1.0,
     )  # fmt: skip
 
     def __init__(self, config: DepthAdaptiveConfig, shape: Shape, task: Task) -> None:
         super().__init__(config, shape, task)
         if config.mechanism == "confidence":
-            steps = len(config.thresholds) or 20
-            self.dial = dataclasses.replace(
-                type(self).dial,
-                meaning="how readily tokens leave the decoder: 0 never, 1 with the lowest thresholds",
-                sweep=tuple(round(step / steps, 6) for step in range(steps + 1)), trained=None,
-            )  # fmt: skip
+            self.set_thresholds(config.thresholds)
+
+    def set_thresholds(self, thresholds: tuple[tuple[float, ...], ...]) -> None:
+        """One step of the dial for each, from expensive to cheap; none: equal thresholds."""
+        self.config = dataclasses.replace(self.config, thresholds=thresholds)
+        steps = len(thresholds) or 20
+        self.dial = dataclasses.replace(
+            type(self).dial,
+            meaning="how readily tokens leave the decoder: 0 never, 1 with the lowest thresholds",
+            sweep=tuple(round(step / steps, 6) for step in range(steps + 1)),
+        )  # fmt: skip
 
     def attach(self, backbone: Backbone) -> None:
         assert isinstance(backbone, EncoderDecoder)

@@ -138,6 +138,10 @@ class Task(ABC):
     def scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Any]) -> dict[str, float]:
         """Named scores over whole data, `main_metric` among them. `labels` as in a `Dataset`, one per input."""
 
+    def signatures(self) -> dict[str, str]:
+        """By score: what must be reported with it for others to compute the same; empty where nothing is to choose."""
+        return {}
+
     def example_scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Any]) -> Tensor | None:
         """[n] the score of each input, in [0, 1], whose mean is `main_metric`; None if that is not a mean of scores."""
         return None

@@ -88,6 +88,9 @@ class Seq2Seq(Task):
         scores = metrics.translation([text.text for text in written], list(labels))
         return {**scores, "average_exit": sum(exits) / max(1, len(exits))}
 
+    def signatures(self) -> dict[str, str]:
+        return metrics.translation_signatures()
+
     # ---- in training
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
