@@ -12,8 +12,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "stretto"
 #: Imports go up this list only: a room may use those before it.
 ROOMS = (
-    "errors", "state", "written", "data", "backbones", "engine", "tasks", "methods", "saving", "model", "budget",
-    "training", "deploy", "view", "bench", "cli",
+    "errors", "state", "data", "backbones", "engine", "tasks", "methods", "saving", "model", "budget", "training",
+    "deploy", "view", "bench", "cli",
 )  # fmt: skip
 MODULES = sorted(SOURCE.rglob("*.py"))
 

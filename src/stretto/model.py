@@ -21,6 +21,8 @@ from stretto.engine.packed import PackedEngine, stamp
 from stretto.engine.parts import check_batch_size
 from stretto.engine.reference import ReferenceEngine
 from stretto.engine.seq2seq import Seq2SeqEngine
+from stretto.engine.written import Text as WrittenText
+from stretto.engine.written import TextTrace, Written
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Method, Shape
 from stretto.saving.folder import (
@@ -36,8 +38,6 @@ from stretto.saving.folder import (
 from stretto.saving.points import OperatingPoint, budget_named
 from stretto.state import Inputs, Trace
 from stretto.tasks import Logits, Prediction, Task
-from stretto.written import Text as WrittenText
-from stretto.written import TextTrace, Written
 
 __all__ = ["AdaptiveModel", "Prediction", "Text", "make_config"]
 

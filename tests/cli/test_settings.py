@@ -60,6 +60,12 @@ def test_settings_take_the_types_of_their_fields() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("value", ["0.5,1;0,1", [[0.5, 1], [0, 1]]])
+def test_a_setting_may_be_a_list_of_lists(value: Any) -> None:
+    config, _ = sort_settings("depth_adaptive", {"thresholds": value})
+    assert config == {"thresholds": ((0.5, 1.0), (0.0, 1.0))}
+
+
 def test_settings_of_a_run_file_may_have_types_already() -> None:
     loose = {"exit_epochs": 5, "factors": [1, 2], "bf16": True, "eval_steps": None, "lr_scheduler_kwargs": {"a": 1}}
     config, arguments = sort_settings("branchynet", loose)

@@ -70,7 +70,7 @@ def test_train_evaluate_predict_explain_and_search(model: Path, pairs: Path, tmp
 
 def test_flags_of_texts_are_refused_elsewhere(model: Path, pairs: Path, tmp_path: Path) -> None:
     bad = run("train", pairs, "--model", "scratch:marian", "--output", tmp_path / "out")
-    assert bad.exit_code != 0 and "--task seq2seq" in bad.output
+    assert bad.exit_code != 0 and "--task seq2seq" in bad.output, bad.output
     bad = run("train", pairs, "--task", "seq2seq", "--model", model, "--d-model", 8, "--output", tmp_path / "out")
     assert bad.exit_code != 0 and "starts from nothing" in bad.output
     assert not (tmp_path / "out").exists()

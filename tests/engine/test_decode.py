@@ -20,9 +20,9 @@ from stretto.engine.decode_reference import DecoderReference, Given
 from stretto.engine.generation import Generation
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
+from stretto.engine.written import Text
 from stretto.errors import StrettoError
 from stretto.state import Decision, Inputs, Point, Stack, State
-from stretto.written import Text
 
 LENGTHS = (7, 1, 12, 5, 12, 3)
 NEW = 12

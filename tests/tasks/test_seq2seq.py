@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 
 from stretto.data import Columns, load
 from stretto.data.tokenise import EncodedDataset, collate
+from stretto.engine.written import Text
 from stretto.errors import StrettoError
 from stretto.tasks import Seq2Seq
 from stretto.tasks.metrics import translation, translation_signatures
 from stretto.training.scratch import joint_tokenizer
-from stretto.written import Text
 
 
 def test_the_loss_is_a_mean_over_tokens() -> None:

@@ -99,12 +99,16 @@ def bench_decoder(
     for shape in shapes:
         _ = SHAPES[shape]
     if rounds < 1 or any(batch < 1 for batch in batches):
-        raise StrettoError(f"Expected rounds and batch sizes of at least 1, got {rounds} and {list(batches)}. Raise them.")
+        raise StrettoError(
+            f"Expected rounds and batch sizes of at least 1, got {rounds} and {list(batches)}. Raise them."
+        )
     if not is_installed():
         say(MISSING)
     results = Results.start(SUITE, output)
     check_same_run(results, seed, rounds, threads)
-    measured = {(row.model, clock.batch, clock.dtype) for row in results.rows for clock in row.clock if row.name == FULL}
+    measured = {
+        (row.model, clock.batch, clock.dtype) for row in results.rows for clock in row.clock if row.name == FULL
+    }
     todo = [
         (shape, batch, missing)
         for shape, batch in itertools.product(shapes, batches)

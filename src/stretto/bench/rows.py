@@ -27,6 +27,7 @@ from stretto.data import Dataset, load, sample, split_off
 from stretto.data.batches import batches
 from stretto.data.tokenise import Encoded
 from stretto.engine.cost import Cost, full_flops
+from stretto.engine.written import TextTrace
 from stretto.errors import StrettoError
 from stretto.methods import METHODS
 from stretto.methods.saliency import saliency
@@ -40,7 +41,6 @@ from stretto.tasks import TASKS
 from stretto.training.pretraining import SUMMARY
 from stretto.training.run import train
 from stretto.view.rationales import agreement, load_rationales
-from stretto.written import TextTrace
 
 BATCH = 32
 #: Bins of the histogram of tokens that are left in the last layer run.

@@ -10,12 +10,12 @@ from stretto.data.batches import batches
 from stretto.data.tokenise import Encoded, Feature
 from stretto.engine.cost import Cost
 from stretto.engine.replay import record, replay
+from stretto.engine.written import TextTrace
 from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
 from stretto.saving.points import OperatingPoint
 from stretto.state import Trace
 from stretto.tasks import Logits
-from stretto.written import TextTrace
 
 
 def sweep(

@@ -2,7 +2,7 @@
 `confidence`.
 
     draw:       thresholds uniformly in [0, 1], `draws` times
-    screen:     what each block says of the right dev texts gives the accuracy and the average exit of every draw at once
+    screen:     what each block says of the right dev texts gives accuracy and average exit of all draws at once
     translate:  with the best of them (the frontier of accuracy over exit, thinned to `keep`)
     keep:       those that no other beats in both BLEU and cost
 

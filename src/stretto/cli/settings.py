@@ -170,7 +170,7 @@ def parse(name: str, value: Any, kind: Any) -> Any:
             raise StrettoError(f"Expected a single value for {as_flag(name)}, got names and values. Correct it.")
         return value
     if isinstance(value, (list, tuple)):
-        value = ",".join(map(str, value))
+        value = as_text(value)
     text = ("true" if value else "false") if isinstance(value, bool) else "none" if value is None else str(value)
     failures = []
     for option in _alternatives(kind):
@@ -179,6 +179,12 @@ def parse(name: str, value: Any, kind: Any) -> Any:
         except ValueError as error:
             failures.append(str(error))
     raise StrettoError(f"Expected {' or '.join(failures)} for {as_flag(name)}, got '{text}'. Correct the value.")
+
+
+def as_text(values: list[Any] | tuple[Any, ...]) -> str:
+    """A list as a flag has it: 1,2,3; a list of lists: 1,2;3,4."""
+    parts = [as_text(value) if isinstance(value, (list, tuple)) else str(value) for value in values]
+    return (";" if any(isinstance(value, (list, tuple)) for value in values) else ",").join(parts)
 
 
 def is_bool(kind: Any) -> bool:
@@ -214,8 +220,10 @@ def _parse_as(kind: Any, text: str) -> Any:
             return next(choice for choice in inner if str(choice) == text)
         raise ValueError(" or ".join(f"'{choice}'" for choice in inner))
     if origin in (tuple, list):
+        of_lists = typing.get_origin(inner[0]) in (tuple, list)
+        mark, name = (";", "semicolons") if of_lists else (",", "commas")
         try:
-            return origin(_parse_as(inner[0], part.strip()) for part in text.split(",") if part.strip())
+            return origin(_parse_as(inner[0], part.strip()) for part in text.split(mark) if part.strip())
         except ValueError as error:
-            raise ValueError(f"{error} (several are separated by commas)") from None
+            raise ValueError(f"{error} (several are separated by {name})") from None
     return text  # str, and what TrainingArguments reads from text itself: enumerations, JSON

@@ -261,6 +261,10 @@ def open_run(
         )
     names = known.task.label_names if known else None
     task_class = type(known.task) if known else TASKS[run.task or DEFAULT_TASK]
+    if run.model.startswith(SCRATCH) and task_class.answers != "text":
+        raise StrettoError(
+            f"Expected --task seq2seq beside --model {run.model}, got {task_class.name}. Add it, or name an encoder."
+        )
     settings = {} if run.stride is None else {"stride": run.stride}
     if settings and (known or "stride" not in inspect.signature(task_class).parameters):
         raise StrettoError(
@@ -292,8 +296,6 @@ def from_scratch(
     from stretto.model import AdaptiveModel, make_config
     from stretto.training.scratch import ScratchConfig, from_nothing
 
-    if task.answers != "text":
-        raise StrettoError(f"Expected --task seq2seq with --model {run.model}, got {task.name}. Name an encoder.")
     encoder, tokenizer = from_nothing(run.model.removeprefix(SCRATCH), ScratchConfig(**sizes), data, seed)
     method = METHODS[run.method]
     return AdaptiveModel.put_together(

@@ -29,8 +29,8 @@ from torch import Tensor
 from stretto.backbones import Backbone, LayerSpec
 from stretto.backbones.decoder import EncoderDecoder
 from stretto.engine.decode_cost import decoder_flops
+from stretto.engine.written import TextTrace
 from stretto.state import Trace
-from stretto.written import TextTrace
 
 
 def layer_macs(

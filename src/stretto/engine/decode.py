@@ -20,9 +20,9 @@ from stretto.engine.decode_cache import Memory, Source, source_groups
 from stretto.engine.decode_search import Advance, Beam, Greedy, Search
 from stretto.engine.generation import Generation
 from stretto.engine.linear import product
+from stretto.engine.written import DecoderTrace, Text
 from stretto.errors import StrettoError
 from stretto.state import Notes, State, taken
-from stretto.written import DecoderTrace, Text
 
 
 class DecoderEngine:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stretto.backbones.decoder import EncoderDecoder
-from stretto.written import DecoderTrace
+from stretto.engine.written import DecoderTrace
 
 
 def decoder_flops(trace: DecoderTrace, backbone: EncoderDecoder) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stretto.engine.generation import Generation
-from stretto.written import Text
+from stretto.engine.written import Text
 
 #: As good as minus infinity: what `generate` gives beams that are not to be taken.
 NEVER = -1.0e9

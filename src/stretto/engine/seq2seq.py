@@ -15,8 +15,8 @@ from stretto.engine.decode_cache import Source
 from stretto.engine.generation import Generation
 from stretto.engine.packed import PackedEngine
 from stretto.engine.parts import check_batch_size
+from stretto.engine.written import DecoderTrace, Text, TextTrace, Written
 from stretto.state import Inputs
-from stretto.written import DecoderTrace, Text, TextTrace, Written
 
 #: New tokens at most, where neither the caller nor the model's generation_config limits the length.
 MAX_NEW_TOKENS = 128

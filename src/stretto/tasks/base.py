@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stretto.data import Dataset
 
 #: Logits of a whole dataset: [n, C], or of a task that answers every token one [T, C] per feature, without padding.
-#: A task that is answered by texts has those (`stretto.written.Text`) in their place.
+#: A task that is answered by texts has those (`stretto.engine.written.Text`) in their place.
 Logits = Tensor | Sequence[Any]
 
 

@@ -17,10 +17,10 @@ from stretto.data.columns import Translations
 from stretto.data.dataset import Form
 from stretto.data.labels import Given
 from stretto.data.tokenise import CHUNK, IGNORED, Encoded, encode
+from stretto.engine.written import Text
 from stretto.errors import StrettoError
 from stretto.tasks import metrics
 from stretto.tasks.base import Prediction, Task, kl
-from stretto.written import Text
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,11 @@ def show_text_explanation(explanation: TextExplanation, file: IO[str] | None = N
     print(headline(explanation) + "\n", file=stream)
     if not (stream.isatty() and _show_exits(explanation, stream)):
         rows = [
-            {"token": visible(token.strip() or token), "exit": exit, "blocks": "#" * exit + "." * (explanation.n_blocks - exit)}
+            {
+                "token": visible(token.strip() or token),
+                "exit": exit,
+                "blocks": "#" * exit + "." * (explanation.n_blocks - exit),
+            }
             for token, exit in zip(explanation.tokens, explanation.exits, strict=True)
         ]
         print(plain_table(rows), file=stream)

@@ -8,13 +8,16 @@ from typing import Any
 from stretto.backbones import BACKBONES
 from stretto.bench.suite import Suite
 from stretto.methods import METHODS, Shape
-from stretto.tasks import Classification
+from stretto.methods.base import tasks_of
+from stretto.tasks import TASKS
 from stretto.view.describe import describe, flag
 from stretto.view.tables import markdown_table
 
 
 def stages_of(method: Any) -> list[Any]:
-    return method(method.Config(), Shape(d=8, n_layers=12, n_labels=2), Classification(["no", "yes"])).stages()
+    """The stages of a method as it is by default, for the first task it can do."""
+    task = TASKS[tasks_of(method)[0]].make(["no", "yes"])
+    return method(method.Config(), Shape(d=8, n_layers=12, n_labels=2), task).stages()
 
 
 def method_table() -> str:
