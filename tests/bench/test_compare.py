@@ -190,3 +190,38 @@ def test_a_loss_is_counted_from_the_better_of_full_model_and_dial_off() -> None:
     assert costs == [None, 0.6, 0.6]  # 0.3 is as good as full, but 10 points below off
     better = Group({"full": row("full", (1.0, 0.905)), "deebert": method})
     assert better.within_loss(method, 1.0) is None
+
+
+TEXTS = """
+name: texts
+about: Models that start from nothing.
+model: scratch:marian
+sizes: {d_model: 16, ffn_dim: 16, encoder_layers: 1, decoder_layers: 2, attention_heads: 2, max_positions: 8}
+sets:
+  pairs: {train: pairs, dev: pairs, test: pairs, task: seq2seq, epochs: 1}
+recipes:
+  aligned: {method: depth_adaptive, start: null, settings: {mechanism: confidence, thresholds: [[0]]}}
+  full: {}
+  full-1: {start: null, sizes: {decoder_layers: 1}}
+  aligned-confidence:
+    method: depth_adaptive
+    start: aligned
+    settings: {mechanism: confidence, thresholds: []}
+    search: {draws: 20, keep: 2}
+"""
+
+
+def test_models_that_start_from_nothing(tmp_path: Path) -> None:
+    (tmp_path / "suite.yaml").write_text(TEXTS)
+    with gzip.open(tmp_path / "pairs.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"src": f"eins {n}", "tgt": f"one {n}"}) + "\n" for n in range(8))
+    done = run("compare", tmp_path / "suite.yaml", "--data", tmp_path, "--output", tmp_path / "work")
+    assert done.exit_code == 0, done.stderr
+    rows = {row.name: row for row in Results.load(tmp_path / "work" / "results.json").rows}
+    assert {name: [point.depth for point in row.on("test")] for name, row in rows.items()} | {
+        "aligned-confidence": []
+    } == {"aligned": [2.0, 1.0], "full": [2.0], "full-1": [1.0], "aligned-confidence": []}
+    assert rows["full-1"].sizes["decoder_layers"] == 1 and rows["full"].metric == "bleu"
+    searched = rows["aligned-confidence"]
+    assert searched.search == {"examples": 8, "seed": 42, "draws": 20, "keep": 2}
+    assert 2 <= len(searched.on("test")) <= 3  # off, and what was found

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from commands import run
 
-from stretto.bench.report import depths, engine, exits
+from stretto.bench.report import depths, engine, exits, texts
 from stretto.bench.report.groups import groups_of
 from stretto.bench.report.pages import Pages
 from stretto.bench.report.plots import digest, draw, drawn_digest, exit_panels
@@ -94,3 +94,18 @@ def test_pages_are_checked_and_written(tmp_path: Path) -> None:
     assert "got 'nothing'" in run("bench", "report", tmp_path).stderr
     with pytest.raises(Exception, match=r"Expected README.md or docs"):
         Pages(tmp_path / "benchmarks")
+
+
+def test_translations() -> None:
+    measured = Point(0.5, 0.3, 0.7, 2.5, {"bleu": 0.3, "chrf": 0.5, "average_exit": 2.25, "mflops_per_token": 1.5})
+    more = {
+        "set": "multi30k",
+        "model": "scratch:marian",
+        "metric": "bleu",
+        "n_train": 100,
+        "sizes": {"decoder_layers": 6},
+    }
+    trained = row("aligned", [measured], settings={"num_train_epochs": 2}, **more)
+    assert "| aligned | 8 | 42 | 6 | 0.5 | 2.25 | 30.00 | 50.00 | 0.700 | 1.50 |" in texts.score_table([trained])
+    assert "| full | – |" in texts.score_table([row("full", [measured], **more)])
+    assert texts.score_table([]) == texts.speed_table([]) == "Not measured yet."

@@ -10,7 +10,8 @@ import pytest
 import torch
 from commands import run
 
-from stretto.bench.decoder import SCRIPTS, ScriptedBlocks, bench_decoder, decoder_table
+from stretto.bench.decoder import SCRIPTS, ScriptedBlocks, bench_decoder
+from stretto.bench.report.texts import decoder_table, speed_table
 from stretto.bench.results import FULL, HF
 from stretto.model import AdaptiveModel
 
@@ -88,6 +89,8 @@ def test_bench_decoder_measures_all_contenders(tmp_path: Path, monkeypatch: pyte
     gains = {row.name: row.clock[0].flops_ratio for row in results.rows}
     assert gains["exit_1.5"] > gains["exit_3"] > 1 == gains[FULL]
     assert len(decoder_table(results.rows)) == 2 * len(results.rows)
+    table = speed_table(results.rows)
+    assert "| tiny | int8 | 4 |" in table and "exit 1.5 of 6" in table and "3 new tokens each" in table
     again = bench_decoder(tmp_path / "decoder.json", batches=[4], **settings)  # all is there
     assert [row.key for row in again.rows] == [row.key for row in results.rows]
 

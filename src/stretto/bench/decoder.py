@@ -29,7 +29,7 @@ from transformers import MarianConfig, MarianMTModel
 from stretto.backbones.marian import Marian
 from stretto.bench.ctranslate import MISSING, CTranslate2, is_installed
 from stretto.bench.engine import add, check_same_run, known_versions, warm
-from stretto.bench.results import FULL, HF, Clock, Results, Row, now
+from stretto.bench.results import CT2, FULL, HF, Clock, Results, Row, now
 from stretto.bench.timing import Contender, Timed, interleaved, ratio
 from stretto.engine.cost import Cost
 from stretto.engine.decider import Decider, Silent
@@ -40,7 +40,6 @@ from stretto.saving.versions import cpu_name
 from stretto.state import Decision, Inputs, Point, Stack, State
 
 SUITE = "decoder"
-CT2 = "ctranslate2"
 SET = "random"
 SOURCE, NEW = 20, 25
 """Tokens of a sentence, and of its text."""
@@ -218,23 +217,3 @@ def clocks(timed: Sequence[Timed], dtype: str, facts: dict[str, Any]) -> dict[st
         )
         for name, this in own.items()
     }
-
-
-def decoder_table(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """One line per measured cell. × columns: how many times faster than that baseline."""
-    return [
-        {
-            "shape": row.model,
-            "batch": str(clock.batch),
-            "dtype": clock.dtype,
-            "contender": row.name,
-            "ms/token": f"{(clock.ms_per_text or 0) / NEW:.3f}",
-            "FLOPs ÷": f"{clock.flops_ratio:.2f}",
-            "× full": f"{clock.ratios[FULL]:.2f}",
-            "× HF": f"{clock.ratios[HF]:.2f}",
-            "× CTranslate2": f"{clock.ratios[CT2]:.2f}" if CT2 in clock.ratios else "",
-            "tracking": f"{clock.tracking:.2f}" if row.name in SCRIPTS else "",
-        }
-        for row in rows
-        for clock in row.clock
-    ]

@@ -9,16 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from stretto.bench.baselines import hugging_face
+import torch
+
 from stretto.bench.rows import BATCH, Bench
-from stretto.bench.suite import BASELINES
+from stretto.bench.suite import BASELINES, Recipe
 from stretto.budget.search import SearchSettings
+from stretto.budget.thresholds import KEEP
 from stretto.data import sample
 from stretto.data.batches import batches
 from stretto.methods import METHODS, Shape
-from stretto.model import AdaptiveModel, make_config
+from stretto.model import make_config
 from stretto.saving.folder import quiet_transformers
 from stretto.tasks import TASKS
 
@@ -39,21 +42,20 @@ class Pace:
 
 def pace(bench: Bench) -> Pace:
     """Measured now, on a sample of the training data."""
-    spec = bench.spec
     with quiet_transformers():
-        task = TASKS[spec.task].posed_by(bench.parts["train"])
-        model = AdaptiveModel.from_pretrained(bench.encoder(None), task=task, max_length=spec.max_length)
+        model = bench.untrained(Recipe(method="full", start=None))
     part = sample(bench.parts["train"], BATCH, bench.seed)
-    pool = list(batches(model.encode(part.texts).features[:BATCH], model.tokenizer.pad_token_id, BATCH))
-    (forward,) = hugging_face(model.encoder, pool)
+    (batch,) = batches(model.encode(part.texts).features[:BATCH], model.tokenizer.pad_token_id, BATCH)
+    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    if model.task.answers == "text":  # as long as what it is made from
+        inputs |= {"decoder_input_ids": batch.input_ids, "use_cache": False}
+    forward = torch.inference_mode()(partial(model.encoder, **inputs))
     forward()
     text = spent(forward) / BATCH
     model.encoder.train()
 
     def step() -> None:
-        inputs = {"input_ids": pool[0].input_ids, "attention_mask": pool[0].attention_mask}
-        loss = sum(value.float().square().mean() for value in model.encoder(**inputs).values())
-        loss.backward()
+        sum(value.float().square().mean() for value in model.encoder(**inputs).values()).backward()
 
     step()
     backbone = model.backbone
@@ -86,7 +88,9 @@ def hours(bench: Bench, row: str, pace: Pace) -> float:
     dials = len(recipe.dials or built.dial.sweep)
     passes = 1.0 if only_exits(built) else dials * AVERAGE_COST
     seconds += measured * pace.text * passes
-    if recipe.search:
+    if recipe.search and TASKS[bench.spec.task].answers == "text":
+        seconds += recipe.search.get("keep", KEEP) * sizes["dev"] * pace.text * AVERAGE_COST
+    elif recipe.search:
         settings = SearchSettings(**recipe.search)
         tried = settings.population + settings.iterations * (settings.mutations + settings.crossovers)
         seconds += tried * min(settings.limit or sizes["dev"], sizes["dev"]) * pace.text * AVERAGE_COST

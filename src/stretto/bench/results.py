@@ -26,6 +26,7 @@ FORMAT = 1
 MEDIAN_OF_RATIOS, RATIO_OF_MEDIANS = "median of ratios", "ratio of medians"
 #: Names in `Clock.ratios`, beside those of the engine benchmark's own baselines.
 FULL, HF, HF_SORTED, ONNX, ONNX_INT8 = "full", "huggingface", "huggingface_sorted", "onnx", "onnx_int8"
+CT2 = "ctranslate2"
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ class Row(Record):
     """Of fine-tuning; those of other stages are in `settings`."""
     layers: int | None = None
     """Of the encoder, where only its first ones were taken."""
+    sizes: dict[str, Any] = field(default_factory=dict)
+    """Of a model that started from nothing."""
     n_train: int | None = None
     n_dev: int | None = None
     n_test: int | None = None

@@ -23,6 +23,7 @@ from stretto.bench.results import HF, HF_SORTED, ONNX, Point, Row
 from stretto.bench.suite import DEFAULT_SEED, FULL_ROW, Recipe, SetSpec, Suite
 from stretto.budget.search import SearchSettings, search
 from stretto.budget.sweep import sweep
+from stretto.budget.thresholds import search_thresholds
 from stretto.data import Dataset, load, sample, split_off
 from stretto.data.batches import batches
 from stretto.data.tokenise import Encoded
@@ -31,15 +32,17 @@ from stretto.engine.written import TextTrace
 from stretto.errors import StrettoError
 from stretto.methods import METHODS
 from stretto.methods.saliency import saliency
-from stretto.model import AdaptiveModel
+from stretto.model import AdaptiveModel, make_config
 from stretto.saving.files import write_json
 from stretto.saving.folder import quiet_transformers
 from stretto.saving.points import OperatingPoint
 from stretto.saving.versions import versions
 from stretto.state import Trace
 from stretto.tasks import TASKS
+from stretto.training import SCRATCH
 from stretto.training.pretraining import SUMMARY
 from stretto.training.run import train
+from stretto.training.scratch import ScratchConfig, from_nothing
 from stretto.view.rationales import agreement, load_rationales
 
 BATCH = 32
@@ -133,20 +136,33 @@ class Bench:
 
     def fit(self, row: str, recipe: Recipe) -> None:
         spec = self.spec
-        if recipe.start is None:
-            start, task = self.encoder(recipe.layers), TASKS[spec.task].posed_by(self.parts["train"])
-        else:
+        if recipe.start is not None:
             self.open(recipe.start)
-            start, task = str(self.folder / recipe.start), None  # it knows the task
         torch.manual_seed(self.seed)
-        model = AdaptiveModel.from_pretrained(
-            start, recipe.method, task=task, max_length=spec.max_length, **recipe.settings
-        )
+        if recipe.start is None:
+            model = self.untrained(recipe)
+        else:  # it knows the task
+            start = self.folder / recipe.start
+            model = AdaptiveModel.from_pretrained(start, recipe.method, max_length=spec.max_length, **recipe.settings)
         train(
             model, self.parts["train"], self.parts["dev"], self.folder / row, skip=recipe.skip, progress=False,
             seed=self.seed, bf16=spec.bf16 and has_bf16(), attention_dropout=spec.attention_dropout,
             per_device_train_batch_size=BATCH // spec.accumulate, gradient_accumulation_steps=spec.accumulate,
         )  # fmt: skip
+
+    def untrained(self, recipe: Recipe) -> AdaptiveModel:
+        """The encoder, or a model that starts from nothing, with a fresh method."""
+        spec, data = self.spec, self.parts["train"]
+        task = TASKS[spec.task].posed_by(data)
+        if not self.model.startswith(SCRATCH):
+            return AdaptiveModel.from_pretrained(
+                self.encoder(recipe.layers), recipe.method, task=task, max_length=spec.max_length, **recipe.settings
+            )
+        sizes = ScratchConfig(**self.suite.sizes | recipe.sizes)
+        made, tokenizer = from_nothing(self.model, sizes, data, self.seed)
+        method = METHODS[recipe.method]
+        config = make_config(method, recipe.settings)
+        return AdaptiveModel.put_together(made, tokenizer, method, config, task, max_length=spec.max_length)
 
     def encoder(self, layers: int | None) -> str:
         """The encoder, or a folder with its first layers."""
@@ -178,7 +194,7 @@ class Bench:
         summary = Path(self.places.encoder(self.model)) / SUMMARY
         made = Row(
             **self.identity(row, recipe.method), settings=plain(recipe.settings), epochs=self.spec.epochs,
-            layers=recipe.layers, points=points, search=found,
+            layers=recipe.layers, sizes={**self.suite.sizes, **recipe.sizes}, points=points, search=found,
             pretraining=json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else None,
             rationales=self.rationales(model, marked) if self.set in marked.get("sets", []) else None,
             answers={"dial": dial, **histograms(answers, model.backbone.n_layers)},
@@ -199,9 +215,14 @@ class Bench:
         }  # fmt: skip
 
     def searched(self, row: str, recipe: Recipe, model: AdaptiveModel) -> dict[str, Any]:
-        """Search for lengths on dev data; the frontier goes to the model folder, what it took beside it."""
+        """Search for lengths, or thresholds, on dev data; they go to the model folder, what it took beside it."""
         note = self.folder / f"{row}.search.json"
-        if not note.exists():
+        if not note.exists() and model.task.answers == "text":
+            wanted = {"seed": self.seed, **(recipe.search or {})}
+            search_thresholds(model, self.parts["dev"], **wanted)
+            model.save_pretrained(self.folder / row)
+            write_json(note, {"examples": len(self.parts["dev"]), **wanted})
+        elif not note.exists():
             settings = SearchSettings(**{"seed": self.seed, **(recipe.search or {})})
             found = search(model, self.parts["dev"], self.folder / row, settings, progress=False)
             area, tried = ([getattr(step, name) for step in found.iterations] for name in ("area", "tried"))

@@ -36,13 +36,15 @@ class Recipe(Record):
     weights_of: str | None = None
     """The row whose trained model it uses as it is, with other settings."""
     search: dict[str, Any] | None = None
-    """Settings of the search for lengths, after training."""
+    """Settings of the search for lengths (of a model that writes texts: for thresholds), after training."""
     dials: list[float] | None = None
     """Where it is measured; default: the method's own sweep."""
     reported: list[float] = field(default_factory=list)
     """Dials that its paper reports: measured, timed, and shown with the layers per token."""
     layers: int | None = None
     """Take the first layers of the encoder only."""
+    sizes: dict[str, Any] = field(default_factory=dict)
+    """Where the model starts from nothing: sizes that differ from those of the suite."""
     seeds: list[int] | None = None
     """Default: all of the suite."""
     models: list[str] | None = None
@@ -97,9 +99,11 @@ class Suite(Record):
     name: str
     about: str
     model: str
-    """The encoder: a folder of the models folder, or a hub name."""
+    """The encoder: a folder of the models folder, or a hub name. `scratch:marian` starts from nothing."""
     sets: dict[str, SetSpec]
     recipes: dict[str, Recipe]
+    sizes: dict[str, Any] = field(default_factory=dict)
+    """Of a model that starts from nothing."""
     seeds: list[int] = field(default_factory=lambda: [DEFAULT_SEED])
     choose: str = "loss"
     """How dials are chosen to be timed: 'loss' (on the dev data) or 'cost' (at most 0.75, 0.5, 0.35)."""

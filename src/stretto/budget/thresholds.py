@@ -30,6 +30,8 @@ from stretto.saving.points import OperatingPoint
 
 #: Draws that are screened at once: more would take more memory.
 AT_ONCE = 64
+#: Draws that are translated with.
+KEEP = 12
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def promising(screen: Screened, draws: int, keep: int, seed: int) -> list[tuple[
 
 
 def search_thresholds(
-    model: AdaptiveModel, data: Dataset, *, draws: int = 10_000, keep: int = 12, seed: int = 42, batch_size: int = 32,
+    model: AdaptiveModel, data: Dataset, *, draws: int = 10_000, keep: int = KEEP, seed: int = 42, batch_size: int = 32,
     progress: bool = False,
 ) -> list[OperatingPoint]:  # fmt: skip
     """Give the model the thresholds found, one step of its dial each, and return what they were measured to give."""

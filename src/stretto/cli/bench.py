@@ -80,7 +80,8 @@ def decoder(
     threads: Annotated[int, Option(min=1, help="Threads for everybody.")] = 2,
 ) -> None:
     """Measure how fast texts are written, against Hugging Face and CTranslate2, and what scripted exits gain."""
-    from stretto.bench.decoder import bench_decoder, decoder_table
+    from stretto.bench.decoder import bench_decoder
+    from stretto.bench.report.texts import decoder_table
     from stretto.view.tables import show_table
 
     results = bench_decoder(

@@ -19,6 +19,7 @@ from stretto.cli.settings import all_types, as_flag, sort_settings, take_flags, 
 from stretto.cli.verbs import HELP, Verb, with_json_target
 from stretto.errors import StrettoError
 from stretto.tasks import DEFAULT_TASK, TASKS
+from stretto.training import SCRATCH
 from stretto.training.processes import is_main_process
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ An interrupted run resumes when the same command is given again.
 """
 
 DEV_FRACTION = 0.1
-#: Begins the name of a model that starts from nothing: scratch:marian.
-SCRATCH = "scratch:"
 
 
 @dataclass(frozen=True)
@@ -296,7 +295,7 @@ def from_scratch(
     from stretto.model import AdaptiveModel, make_config
     from stretto.training.scratch import ScratchConfig, from_nothing
 
-    encoder, tokenizer = from_nothing(run.model.removeprefix(SCRATCH), ScratchConfig(**sizes), data, seed)
+    encoder, tokenizer = from_nothing(run.model, ScratchConfig(**sizes), data, seed)
     method = METHODS[run.method]
     return AdaptiveModel.put_together(
         encoder, tokenizer, method, make_config(method, config), task, run.dtype, run.max_length

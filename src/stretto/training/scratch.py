@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast, set_seed
 from stretto.data import Dataset
 from stretto.errors import Registry, StrettoError
 from stretto.methods.settings import Settings, Share, Size
+from stretto.training import SCRATCH
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 SPECIAL = (PAD, END, UNKNOWN)
@@ -92,10 +93,11 @@ def joint_tokenizer(texts: Iterable[str], vocabulary: int, max_length: int) -> P
     )  # fmt: skip
 
 
-def from_nothing(kind: str, config: ScratchConfig, data: Dataset, seed: int) -> tuple[Any, Any]:
-    """A random model of `kind` ('marian', 'bart', 't5') for the texts of `data`, and its tokenizer.
+def from_nothing(name: str, config: ScratchConfig, data: Dataset, seed: int) -> tuple[Any, Any]:
+    """A random model ('scratch:marian', 'scratch:bart', 'scratch:t5') for the texts of `data`, and its tokenizer.
 
     The same data, settings and seed give the same of both, so that an interrupted training can be resumed."""
+    kind = name.removeprefix(SCRATCH)
     make = CONFIGS[kind]
     if config.d_model % config.attention_heads:
         raise StrettoError(

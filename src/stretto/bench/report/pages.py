@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from stretto.bench.report import depths, drops, engine, exits, registry
+from stretto.bench.report import depths, drops, engine, exits, registry, texts
 from stretto.bench.report.groups import groups_of
 from stretto.bench.report.plots import Panels, curve_panels, digest, draw, drawn_digest, exit_panels
 from stretto.bench.results import Row, load_all
@@ -54,6 +54,8 @@ class Pages:
             "pretraining": partial(depths.pretraining_tables, groups_of(self.rows("pretraining"), with_full=False)),
             "engine": partial(engine.summary_table, of_engine),
             "engine-cells": partial(engine.cell_table, of_engine),
+            "decoder": partial(texts.speed_table, self.rows("decoder")),
+            "translation": partial(texts.score_table, self.rows("translation")),
             "recipes": lambda: registry.recipe_table(Suite.load(suites / "exits.yaml")),
             "methods": registry.method_table,
             "method-sections": registry.method_sections,
