@@ -30,9 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "n-grams and bad words": {"no_repeat_ngram_size": 2, "bad_words_ids": [[5], [6, 7]]},
     "forced start and minimum length": {"forced_bos_token_id": 3, "min_length": 6},
-    "beam": {"num_beams": 4, "length_penalty": 0.6},
-    "beam, early": {"num_beams": 4, "early_stopping": True, "length_penalty": 2.0},
-    "beam, never": {"num_beams": 4, "early_stopping": "never"},
+    "beam": {"num_beams": 4},
     "beam, processors": {"num_beams": 4, "renormalize_logits": True, "no_repeat_ngram_size": 2, "min_length": 4},
     "beam, forced end": {"num_beams": 3, "forced_bos_token_id": 3, "forced_eos_token_id": END},
 }
@@ -88,9 +86,23 @@ def test_texts_are_those_of_generate(family: str, setting: str) -> None:
     texts, _ = engine.run(encoded(model, batch), generation, Silent(), 0.0)
     assert [text.tokens for text in texts] == [up_to_end(row) for row in expected]
     assert len({tuple(text.tokens) for text in texts}) > 1  # not the same text for all
-    alone = {name: value[2:3] for name, value in batch.items()}
-    (text,), _ = engine.run(encoded(model, alone), generation, Silent(), 0.0)
-    assert text.tokens == texts[2].tokens
+    for part in ([2], [5, 0, 3]):  # alone, and in another batch
+        source = encoded(model, {name: value[part] for name, value in batch.items()})
+        again, _ = engine.run(source, generation, Silent(), 0.0)
+        assert [text.tokens for text in again] == [texts[number].tokens for number in part]
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("family", ["marian", "bart", "t5-gated"])
+def test_beams_are_those_of_generate_at_every_length_penalty(family: str, early_stopping: bool | str) -> None:
+    engine, batch = engine_for(family), random_source(LENGTHS[:4])
+    source = encoded(engine.backbone.model, batch)
+    for length_penalty in (0.6, 1.0, 2.0):
+        settings = {"num_beams": 4, "early_stopping": early_stopping, "length_penalty": length_penalty}
+        with torch.no_grad():
+            expected = engine.backbone.model.generate(**batch, max_new_tokens=NEW, **settings)
+        texts, _ = engine.run(source, settings_of(engine, **settings), Silent(), 0.0)
+        assert [text.tokens for text in texts] == [up_to_end(row) for row in expected], length_penalty
 
 
 def test_the_texts_compared_are_varied() -> None:

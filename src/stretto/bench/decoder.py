@@ -51,7 +51,7 @@ SHAPES: Registry[dict[str, int]] = Registry(
     "model shape",
     {
         "opus-mt": {"d": 512, "ffn": 2048, "encoder": 6, "heads": 8, "vocabulary": 58101},
-        "multi30k": {"d": 128, "ffn": 256, "encoder": 4, "heads": 4, "vocabulary": 6001},
+        "multi30k": {"d": 128, "ffn": 256, "encoder": 3, "heads": 4, "vocabulary": 3001},
         "tiny": {"d": 32, "ffn": 64, "encoder": 2, "heads": 4, "vocabulary": 300},
     },
 )
