@@ -17,10 +17,10 @@ from stretto.methods import METHODS
 from stretto.methods.saliency import saliency
 from stretto.model import AdaptiveModel
 from stretto.state import Inputs
-from stretto.tasks import TASKS, SequenceTask, Span, Task, Tokens
+from stretto.tasks import TASKS, Span, Task, Tokens
 
 LENGTHS = [9, 5, 1, 12, 5, 7]
-TOKEN_TASKS = [name for name in TASKS if not issubclass(TASKS[name], SequenceTask)]
+TOKEN_TASKS = [name for name in TASKS if TASKS[name].answers == "token"]
 CASES = [(task, method) for task in TOKEN_TASKS for method in METHODS if METHODS[method].needs.met_by(TASKS[task])]
 
 
