@@ -85,6 +85,8 @@ def export_onnx(
 def form_of(model: AdaptiveModel, dial: float, *, stages: int | None, whole: bool) -> str:
     """'whole' or 'stages', or an error that says why this model cannot be exported."""
     method = model.method
+    if model.task.answers == "text":
+        raise StrettoError("Expected an encoder for ONNX graphs, got a model that writes texts. Use it with stretto.")
     if stages is not None and whole:
         raise StrettoError("Expected either --stages or --whole, got both. Choose one.")
     if stages is not None and not 1 <= stages <= model.backbone.n_layers:
