@@ -76,11 +76,11 @@ def test_flags_of_texts_are_refused_elsewhere(model: Path, pairs: Path, tmp_path
     assert bad.exit_code != 0 and "starts from nothing" in bad.output
     bad = run("export", model, "--onnx", tmp_path / "out")
     assert bad.exit_code != 0 and "got a model that writes texts" in bad.output
-    bad = run("predict", model, pairs, "--max-new-tokens", 99, "--output", tmp_path / "out")
+    bad = run("predict", model, pairs, "--max-new-tokens", 99, "--output", tmp_path / "out.jsonl")
     assert bad.exit_code != 0 and "at most 32 new tokens" in bad.output
     bad = run("explain", model, "eins", "--text-b", "zwei")
     assert bad.exit_code != 0 and "Expected one text" in bad.output
-    assert not (tmp_path / "out").exists()
+    assert not {"out", "out.jsonl"} & {path.name for path in tmp_path.iterdir()}
 
 
 def test_bench_decoder_measures_all_contenders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
