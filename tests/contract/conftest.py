@@ -10,7 +10,7 @@ from patchwork import Patchwork
 from stretto.backbones import BACKBONES
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def with_patchwork() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BACKBONES.entries, "patchwork", Patchwork)
