@@ -19,7 +19,7 @@ from stretto.engine.decider import Silent
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.engine.replay import record, replay
-from stretto.methods import METHODS, Shape
+from stretto.methods import METHODS, Shape, Targets
 from stretto.state import Decision, Inputs, State
 from stretto.tasks import Classification
 from stretto.training.learner import Learner
@@ -128,7 +128,7 @@ def test_training_reads_what_the_head_reads() -> None:
     model: Any = nn.Module()
     model.encoder, model.method = backbone.model, method
     model.backbone, model.reference = backbone, ReferenceEngine(backbone)
-    read = Learner(model, model.method.finetuning()).read(batch(), torch.zeros(len(LENGTHS)))
+    read = Learner(model, model.method.finetuning()).read(batch(), Targets(torch.zeros(len(LENGTHS))))
     torch.testing.assert_close(read.logits[-1], own_forward(batch()).logits, atol=1e-5, rtol=1e-5)
 
 

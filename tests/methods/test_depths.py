@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from commands import run
-from sources import jsonl, write
 from tiny import random_inputs, tiny_model, tiny_reviews, tiny_tokenizer
 
 from stretto import AdaptiveModel, StrettoError, train
 from stretto.data import Dataset
 from stretto.data.batches import batches
 from stretto.data.tokenise import NO_WORD, UNKNOWN_WORD, encode
-from stretto.methods import METHODS, Shape, TrainingBatch
+from stretto.methods import METHODS, Shape, Targets, TrainingBatch
 from stretto.methods.depth_reconstruction import DepthReconstruction
 from stretto.methods.depths import WordDepths
 from stretto.state import Inputs
@@ -208,18 +207,18 @@ def test_words_of_features() -> None:
 
 def test_other_texts_without_labels_are_another_plan() -> None:
     model, data = tiny_model("depth_reconstruction"), tiny_reviews(8)
-    plans = [Plan(model, [], data, data, {"reconstruction": tiny_reviews(8, seed)}, {}).written() for seed in (1, 1, 2)]
+    plans = [Plan(model, [], data, data, tiny_reviews(8, seed), {}).written() for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]
 
 
 def test_texts_without_labels_fill_the_table_and_occurrences_can_be_asked(tmp_path: Path) -> None:
-    write(tmp_path / "texts.jsonl", jsonl({"text": "a good plot"}, {"text": "the plot was dull"}))
-    settings = {**SETTINGS["depth_reconstruction"], "unlabelled": str(tmp_path / "texts.jsonl"), "keep_estimator": True}
-    model = tiny_model("depth_reconstruction", **settings)
-    model = train(model, tiny_reviews(16), tiny_reviews(8), tmp_path / "model", skip=["backbone"], **QUICK)
+    few = Dataset([("a good plot",), ("bad",)], [1, 0], ["bad", "good"], ["made:1", "made:2"])
+    more = Dataset([("the plot was dull",)], None, None, ["made:1"])
+    model = tiny_model("depth_reconstruction", **SETTINGS["depth_reconstruction"], keep_estimator=True)
+    model = train(model, few, few, tmp_path / "model", skip=["backbone"], unlabelled=more, **QUICK)
     assert isinstance(model.method, DepthReconstruction)
     words = model.method.table.words(model.tokenizer, torch.arange(len(model.method.table)))
-    assert sorted(words) == ["a", "dull", "good", "plot", "the", "was"]
+    assert sorted(words) == ["a", "bad", "dull", "good", "plot", "the", "was"]
     assert dict(zip(words, model.method.table.counts.tolist(), strict=True))["plot"] == 2
     loaded = AdaptiveModel.from_pretrained(tmp_path / "model")
     (inputs,) = batches(model.encode([("a good plot",)]).features, 0, 1)
@@ -291,7 +290,7 @@ def test_some_texts_run_in_full_while_training() -> None:
 
     inputs = random_inputs([4] * 64)
     torch.manual_seed(0)
-    batch = TrainingBatch(inputs, torch.zeros(64, dtype=torch.long), run_at, 0, 0.0, model.reference)
+    batch = TrainingBatch(inputs, Targets(torch.zeros(64, dtype=torch.long)), run_at, 0, 0.0, model.reference)
     model.method.stages()[-1].objective(batch).backward()
     assert set(dials[0].tolist()) == {0.0, 1.0} and 16 < int(dials[0].sum()) < 48
     assert model.method.pooled_head.classifier.weight.grad.any()

@@ -13,7 +13,7 @@ from torch import Tensor
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.engine.run import first_state
-from stretto.methods import Shape, TrainingBatch
+from stretto.methods import Shape, Targets, TrainingBatch
 from stretto.methods.adapler import (
     AdapLeR,
     AdapLeRConfig,
@@ -104,7 +104,7 @@ def training_batch(method: AdapLeR, engine: ReferenceEngine, epoch: float = 0.0)
     def run(dial: float, skip: tuple[int, ...] = (), context: Any = None) -> Any:
         return engine.run(inputs, method, dial, skip=skip, context=context)
 
-    return TrainingBatch(inputs, labels, run, 0, epoch, engine)
+    return TrainingBatch(inputs, Targets(labels), run, 0, epoch, engine)
 
 
 def stage_of(method: AdapLeR) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
 from stretto.methods.alberta import GATED, IGNORED, StructurePredictor, revpc
-from stretto.methods.base import TrainingBatch
+from stretto.methods.base import Targets, TrainingBatch
 from stretto.state import Decision, Output, State
 from stretto.tasks import Tokens
 
@@ -133,7 +133,7 @@ def training_batch(model: Any) -> tuple[TrainingBatch, list[Output]]:
         seen.append(output)
         return output
 
-    batch = TrainingBatch(inputs, torch.tensor([0, 1, 1]), run, step=0, epoch=0.0, engine=model.reference)
+    batch = TrainingBatch(inputs, Targets(torch.tensor([0, 1, 1])), run, step=0, epoch=0.0, engine=model.reference)
     return batch, seen
 
 

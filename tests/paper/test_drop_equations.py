@@ -16,7 +16,7 @@ from torch import Tensor
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.methods import METHODS, Method, Shape, TrainingBatch
+from stretto.methods import METHODS, Method, Shape, Targets, TrainingBatch
 from stretto.methods.constant_ratio import chance
 from stretto.methods.length_adaptive import (
     FixedLengths,
@@ -56,7 +56,12 @@ def training_batch(run: Callable[..., Tensor], labels: list[int]) -> TrainingBat
     trace = Trace(*(torch.zeros(len(labels), *shape, dtype=torch.long) for shape in ((), (3,), (3,), (3,), (), (3,))))
     engine = ReferenceEngine(tiny_backbone("bert"))
     return TrainingBatch(
-        Inputs(tokens, tokens), torch.tensor(labels), lambda *a, **n: Output(run(*a, **n), trace), 0, 0.0, engine
+        Inputs(tokens, tokens),
+        Targets(torch.tensor(labels)),
+        lambda *a, **n: Output(run(*a, **n), trace),
+        0,
+        0.0,
+        engine,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stretto.errors import StrettoError
-from stretto.methods import METHODS, Pass, Shape
+from stretto.methods import METHODS, Pass, Shape, Targets
 from stretto.methods.branchynet import quantile_factors, weighted_loss
 from stretto.methods.deebert import entropy
 from stretto.methods.halting import depth_at_quantile, oracle_depth
@@ -39,7 +39,7 @@ def state(layer: int, logits: list[list[float]], dial: float, notes: dict | None
 
 def forward(*logits: list[list[float]], step: int = 0) -> Pass:
     stacked = torch.tensor(logits)
-    return Pass((1, 2), stacked, torch.zeros(2, stacked.shape[1], 4), torch.tensor([1]), step)
+    return Pass((1, 2), stacked, torch.zeros(2, stacked.shape[1], 4), Targets(torch.tensor([1])), step)
 
 
 def test_entropy() -> None:
@@ -194,7 +194,7 @@ def test_static_depth_offers_what_was_trained() -> None:
     assert method.decide(state(1, [[0.0, 0.0]], 2.0)) is None
     assert method.decide(state(2, [[0.0, 0.0]], 2.0)).exit.tolist() == [True]
     assert method.decide(state(2, [[0.0, 0.0]], 3.0)).exit.tolist() == [False]
-    only = Pass((2,), log(0.25, 0.75).view(1, 1, 2), torch.zeros(1, 1, 4), torch.tensor([1]))
+    only = Pass((2,), log(0.25, 0.75).view(1, 1, 2), torch.zeros(1, 1, 4), Targets(torch.tensor([1])))
     loss = method.stages()[-1].objective(only)
     assert loss == pytest.approx(-math.log(0.75))
     with pytest.raises(StrettoError, match="between 1 and 2"):

@@ -16,7 +16,7 @@ from torch import Tensor
 from stretto.data.words import word_keys
 from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
-from stretto.methods import TrainingBatch
+from stretto.methods import Targets, TrainingBatch
 from stretto.methods.depth_reconstruction import reconstruction_depth
 from stretto.methods.halting import oracle_depth
 from stretto.methods.reconstruction import (
@@ -233,7 +233,7 @@ def test_halting_learns_from_both_terms() -> None:
         seen.append(dial)
         return model.reference.run(inputs, model.method, dial)
 
-    batch = TrainingBatch(inputs, labels, run, 0, 0.0, model.reference)
+    batch = TrainingBatch(inputs, Targets(labels), run, 0, 0.0, model.reference)
     _, anytime, halting = model.method.stages()
     for stage, trained in ((anytime, "pooled_head.classifier.weight"), (halting, "predictor.weight")):
         model.zero_grad()

@@ -57,3 +57,9 @@ def test_unknown_formats(version: object, tmp_path: Path) -> None:
     (tmp_path / "stretto.json").write_text(json.dumps({**settings, "format": version}))
     with pytest.raises(StrettoError, match="of format 2 or earlier, got format"):
         read_folder(str(tmp_path))
+
+
+def test_settings_that_are_gone_are_passed_over() -> None:
+    config = {"unlabelled": "texts.txt", "penalty": 0.1}
+    settings = {"format": 2, "method": "depth_reconstruction", "config": config, "points": []}
+    assert migrations.to_current(settings)["config"] == {"penalty": 0.1}

@@ -56,6 +56,7 @@ class Run:
     output: str
     method: str = "deebert"
     dev: str | None = None
+    unlabelled: str | None = None
     text: str | None = None
     text_b: str | None = None
     label: str | None = None
@@ -102,6 +103,9 @@ def train(
     output: Annotated[str | None, Option(help="Folder for the trained model.")] = None,
     method: Annotated[str | None, Option(help="Method (`stretto methods` lists them); default: deebert.")] = None,
     dev: Annotated[str | None, Option(help="Labelled texts to measure on; default: a tenth of DATA.")] = None,
+    unlabelled: Annotated[
+        str | None, Option(metavar="FILE", help="Texts without labels; the full model's answers to them are learned.")
+    ] = None,
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
@@ -126,7 +130,8 @@ def train(
 
     The stages of the method run one after another; then its operating points are measured and a dial is chosen."""
     flags = {
-        "data": data, "model": model, "output": output, "method": method, "dev": dev, "text": text, "text_b": text_b,
+        "data": data, "model": model, "output": output, "method": method, "dev": dev, "unlabelled": unlabelled,
+        "text": text, "text_b": text_b,
         "label": label, "delimiter": delimiter, "split": split, "dev_split": dev_split, "task": task, "skip": skip,
         "max_length": max_length, "stride": stride, "attention_dropout": attention_dropout, "dtype": dtype,
         "overwrite": overwrite, "restart": restart,
@@ -204,7 +209,7 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
         check_arguments(complete)
         seed = complete["seed"]
         set_seed(seed)  # exits start from random weights
-        model, train_data, dev_data = open_run(run, config, sizes, seed)
+        model, train_data, dev_data, unlabelled = open_run(run, config, sizes, seed)
         before, model.method.config = (
             model.method.config,
             enough_epochs(model.method.config, config, len(train_data), complete),
@@ -218,8 +223,8 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
                 (work / PLAN).unlink(missing_ok=True)  # it did not get anywhere
         wait_for_all()
         train_model(
-            model, train_data, dev_data, output, skip=run.skip, attention_dropout=run.attention_dropout,
-            progress=is_main_process(), **arguments,
+            model, train_data, dev_data, output, skip=run.skip, unlabelled=unlabelled,
+            attention_dropout=run.attention_dropout, progress=is_main_process(), **arguments,
         )  # fmt: skip
     if is_main_process():
         show_result(run, model)
@@ -239,8 +244,9 @@ def say_epochs(before: Any, config: Any, examples: int) -> None:
 
 def open_run(
     run: Run, config: dict[str, Any], sizes: dict[str, Any], seed: int
-) -> tuple[AdaptiveModel, Dataset, Dataset]:
-    """The model, the training data and the dev data; `sizes` are those of a model that starts from nothing."""
+) -> tuple[AdaptiveModel, Dataset, Dataset, Dataset | None]:
+    """The model, the training data, the dev data and the texts without labels; `sizes` are those of a model that starts
+    from nothing."""
     from stretto.data import Columns, load, split_off
     from stretto.data.labels import mixed_kinds
     from stretto.model import AdaptiveModel
@@ -279,12 +285,14 @@ def open_run(
         dev_data = read(run.dev or run.data, split=run.dev_split, label_names=train_data.label_names)
     if hint := mixed_kinds(train_data.label_names or []):
         say(hint)
+    plain = dataclasses.replace(columns, label=None)
+    texts = None if run.unlabelled is None else load(run.unlabelled, task=task_class, columns=plain, labelled=False)
     if known is not None:
-        return known, train_data, dev_data
+        return known, train_data, dev_data, texts
     task = task_class.posed_by(train_data, **settings)
     if run.model.startswith(SCRATCH):
-        return from_scratch(run, config, sizes, task, train_data, seed), train_data, dev_data
-    return open_model(task=task), train_data, dev_data
+        return from_scratch(run, config, sizes, task, train_data, seed), train_data, dev_data, texts
+    return open_model(task=task), train_data, dev_data, texts
 
 
 def from_scratch(

@@ -183,6 +183,9 @@ class EncodedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         features: Sequence[Feature],
         labels: Sequence[Any] | None = None,
         notes: dict[str, list[Tensor]] | None = None,
+        *,
+        teacher: Sequence[Tensor] | None = None,
+        n_labelled: int | None = None,
     ) -> None:
         if labels is not None and len(labels) != len(features):
             raise StrettoError(
@@ -192,14 +195,30 @@ class EncodedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.labels = labels
         self.notes = notes or {}
         """What a method knows of each token: per name a tensor [n tokens] for each input."""
+        self.teacher = teacher
+        """Logits of the full model for each input: [C], or [n tokens, C]."""
+        self.n_labelled = n_labelled
+        """How many inputs, from the first on, have labels that are known; None: all."""
 
     def __len__(self) -> int:
         return len(self.features)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        labels = {} if self.labels is None else {"labels": self.labels[index]}
-        notes = {name: values[index].tolist() for name, values in self.notes.items()}
-        return {**self.features[index], **notes, **labels, "example_id": index}
+        item = {**self.features[index], "example_id": index}
+        item |= {name: values[index].tolist() for name, values in self.notes.items()}
+        if self.labels is not None:
+            item["labels"] = self.labels[index]
+        if self.teacher is not None:
+            rows = self.teacher[index].tolist()
+            item["teacher"] = list(map(tuple, rows)) if self.teacher[index].dim() == 2 else tuple(rows)
+        if self.n_labelled is not None:
+            item["known"] = int(index < self.n_labelled)
+        return item
+
+    def with_notes(self, notes: dict[str, list[Tensor]]) -> EncodedDataset:
+        return EncodedDataset(
+            self.features, self.labels, {**self.notes, **notes}, teacher=self.teacher, n_labelled=self.n_labelled
+        )
 
 
 def collate(pad_token_id: int) -> Callable[[Sequence[dict[str, Any]]], dict[str, Tensor]]:
@@ -212,7 +231,9 @@ def _collate(pad_token_id: int, items: Sequence[dict[str, Any]]) -> dict[str, Te
     for name, value in items[0].items():
         if isinstance(value, list):  # [batch, longest]; right texts have a length of their own
             longest = max(len(item[name]) for item in items)
-            fill = {"input_ids": pad_token_id, "labels": IGNORED}.get(name, 0)
+            fill: Any = {"input_ids": pad_token_id, "labels": IGNORED}.get(name, 0)
+            if isinstance(value[0], tuple):  # [batch, longest, k]
+                fill = (0.0,) * len(value[0])
             batch[name] = torch.tensor([item[name] + [fill] * (longest - len(item[name])) for item in items])
         else:
             batch[name] = as_tensor([item[name] for item in items])

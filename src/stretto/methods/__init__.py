@@ -5,7 +5,7 @@ from __future__ import annotations
 from stretto.errors import Registry
 from stretto.methods.adapler import AdapLeR
 from stretto.methods.alberta import ALBERTa
-from stretto.methods.base import Dial, Method, Pass, Shape, Stage, TrainingBatch
+from stretto.methods.base import Dial, Method, Pass, Shape, Stage, Targets, TrainingBatch
 from stretto.methods.branchynet import BranchyNet
 from stretto.methods.combine import Combined, combination
 from stretto.methods.constant_ratio import ConstantRatio
@@ -49,4 +49,4 @@ class Methods(Registry[type[Method]]):
 
 METHODS = Methods(ALL)
 
-__all__ = ["METHODS", "Combined", "Dial", "Method", "Pass", "Shape", "Stage", "TrainingBatch"]
+__all__ = ["METHODS", "Combined", "Dial", "Method", "Pass", "Shape", "Stage", "Targets", "TrainingBatch"]

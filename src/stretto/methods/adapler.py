@@ -221,7 +221,7 @@ class AdapLeR(Method):
         dummy = torch.ones_like(eta).requires_grad_()
         fading = Fading(steepness(batch.epoch, config.adaptive_epochs), eta, dummy)
         logits = batch.run(self.dial.off, context=fading).logits
-        task_loss = self.task.loss(logits, batch.labels).mean()
+        task_loss = self.loss(logits, batch.targets).mean()
         weight = torch.arange(n_layers, 0, -1, device=eta.device)  # L - l
         divergence = (weight * torch.stack(fading.divergence).mean(dim=1)).sum()
         tokens = torch.stack(fading.tokens).mean(dim=1).sum()

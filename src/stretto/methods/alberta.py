@@ -173,7 +173,7 @@ class ALBERTa(Method):
         lesson = Lesson(self.draw_last_layers(len(batch.labels), batch.labels.device), [])
         logits = batch.run(GATED, context=lesson).logits
         (gates,) = lesson.gates
-        return self.task.loss(logits, batch.labels).mean() + self.config.depth_penalty * gates.sum(dim=1).mean()
+        return self.loss(logits, batch.targets).mean() + self.config.depth_penalty * gates.sum(dim=1).mean()
 
     def draw_last_layers(self, texts: int, device: torch.device) -> Tensor:
         """[texts] for a share of them one of the layers where a text may leave, for the others the last of all."""

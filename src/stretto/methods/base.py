@@ -120,8 +120,14 @@ class Stage:
     """Dials at which the dev data are scored, if the stage reads no exits; none means off."""
     rates: tuple[tuple[str, float], ...] = ()
     """Learning rates of single parameters of the method, by the beginning of their name; they are not decayed."""
-    unlabelled: str = ""
-    """A file of texts without labels that the stage learns from in the place of the training data."""
+    taught: bool = True
+    """Whether the full model is there when the stage starts, so that the stage can learn from its answers too: those to
+    texts without labels (`train(unlabelled=…)`)."""
+    teacher: bool = False
+    """Whether its objective also wants the full model's answers to the training texts (`Targets.teacher`): those from
+    before the first stage that is `taught`."""
+    needs_labels: bool = True
+    """False: the stage learns from texts alone, with and without labels."""
     method: Method | None = field(default=None, compare=False, repr=False)
     """The part of a combination that learns in this stage; None: the model's method."""
     beneath: Method | None = field(default=None, compare=False, repr=False)
@@ -144,6 +150,18 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Targets:
+    """What the B examples of a batch should be answered with."""
+
+    labels: Tensor
+    """As the task's loss reads them; of a text without a label, the full model's answer."""
+    teacher: Tensor | None = None
+    """[B, C], or [B, T, C] of a task that answers tokens: the logits of the full model, if the stage wants them."""
+    labelled: Tensor | None = None
+    """[B] bool: whether the label is known; None: all are."""
+
+
+@dataclass(frozen=True)
 class Pass:
     """What a step of a stage gives its objective. E is the number of exits read, the final head is last."""
 
@@ -153,9 +171,13 @@ class Pass:
     """[E + 1, B, C] answers, the final head's last (if the stage reads it)."""
     pooled: Tensor
     """[E, B, d] what each exit read."""
-    labels: Tensor
+    targets: Targets
     step: int = 0
     """Optimizer steps taken in this stage."""
+
+    @property
+    def labels(self) -> Tensor:
+        return self.targets.labels
 
 
 @dataclass(frozen=True)
@@ -163,7 +185,7 @@ class TrainingBatch:
     """What a step of a stage that decides gives its objective: a batch, and ways to run it."""
 
     inputs: Inputs
-    labels: Tensor
+    targets: Targets
     run: Callable[..., Output]
     """run(dial, skip=(), context=None) runs the batch on the reference engine, with gradients, leaving out the layers
     in `skip`; `context` reaches the method as `State.context`."""
@@ -173,6 +195,10 @@ class TrainingBatch:
     """Epochs done in this stage; a fraction within one."""
     engine: ReferenceEngine
     """The engine that `run` uses, for hidden states with nothing decided."""
+
+    @property
+    def labels(self) -> Tensor:
+        return self.targets.labels
 
 
 class Method(nn.Module):
@@ -231,7 +257,7 @@ class Method(nn.Module):
 
     def finetuning(self) -> Stage:
         config = self.config
-        return Stage("backbone", config.num_train_epochs, config.learning_rate, objective=self.final_loss)
+        return Stage("backbone", config.num_train_epochs, config.learning_rate, taught=False, objective=self.final_loss)
 
     # ---- objectives that stages share
 
@@ -243,13 +269,22 @@ class Method(nn.Module):
         """The objective of a stage that decides: the task's loss at this dial."""
 
         def objective(batch: TrainingBatch) -> Tensor:
-            return self.task.loss(batch.run(dial).logits, batch.labels).mean()
+            return self.loss(batch.run(dial).logits, batch.targets).mean()
 
         return objective
 
     def losses(self, forward: Pass) -> Tensor:
         """[E + 1] mean loss of every answer."""
-        return torch.stack([self.task.loss(logits, forward.labels).mean() for logits in forward.logits])
+        return torch.stack([self.loss(logits, forward.targets).mean() for logits in forward.logits])
+
+    def loss(self, logits: Tensor, targets: Targets) -> Tensor:
+        """[B] the task's loss; of a text without a label, how far the answer is from the full model's."""
+        loss = self.task.loss(logits, targets.labels)
+        if targets.labelled is None:
+            return loss
+        assert targets.teacher is not None
+        distance = self.task.distillation(logits, targets.teacher, targets.labels)
+        return torch.where(targets.labelled, loss, distance)
 
 
 def able(task: Task) -> list[str]:

@@ -61,8 +61,6 @@ class DepthReconstructionConfig(WordDepthConfig):
     """Learning rate of its head."""
     mask_share: SomeShare = 0.15
     """Part of the words that is masked at a time."""
-    unlabelled: str = ""
-    """File of texts without labels to train it on and to fill the table from; default: the training texts."""
     table_texts: Count = 2000
     """How many of the texts fill the table; 0 means all. Each takes 1 / mask-share passes."""
     keep_estimator: bool = False
@@ -123,7 +121,7 @@ class DepthReconstruction(WordDepths):
         config = self.config
         reconstruction = Stage(
             "reconstruction", config.reconstruction_epochs, 0.0, config.reconstruction_learning_rate,
-            trains_backbone=False, decides=True, best_by="last", unlabelled=config.unlabelled,
+            trains_backbone=False, decides=True, best_by="last", needs_labels=False,
             rates=(("estimator.head", config.reconstruction_head_learning_rate),),
             objective=self.reconstruction_loss, prepare=self.start_estimator, finish=self.fill_table,
         )  # fmt: skip

@@ -91,7 +91,7 @@ class DepthAdaptive(Method):
         def objective(batch: TrainingBatch) -> Tensor:
             full = torch.rand(len(batch.labels), device=batch.labels.device) < config.full_share
             logits = batch.run(torch.where(full, self.dial.off, dial)).logits
-            return self.task.loss(logits, batch.labels).mean()
+            return self.loss(logits, batch.targets).mean()
 
         return Stage(
             "depths", config.depth_epochs, config.depth_learning_rate, config.head_learning_rate,

@@ -150,7 +150,7 @@ class LengthDrop(Method):
     def sandwich_loss(self, batch: TrainingBatch) -> Tensor:
         config, n_layers = self.config, self.shape.n_layers
         full = batch.run(self.dial.off).logits
-        loss = self.task.loss(full, batch.labels).mean()
+        loss = self.loss(full, batch.targets).mean()
         smallest = torch.full((n_layers,), config.length_drop, dtype=torch.float64)
         samples = [sample_drops(config.length_drop, n_layers) for _ in range(config.random_models)]
         for drops in (smallest, *samples):

@@ -165,7 +165,7 @@ class PowerBERT(Method):
 
     def search_loss(self, batch: TrainingBatch) -> Tensor:
         logits = batch.run(self.dial.off, context=Searching()).logits
-        loss = self.task.loss(logits, batch.labels).mean()
+        loss = self.loss(logits, batch.targets).mean()
         return loss + self.config.penalty * elimination_penalty(retention(self.weights))
 
     @torch.no_grad()

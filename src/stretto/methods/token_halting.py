@@ -92,16 +92,16 @@ class TokenHalting(DepthAdaptive):
         quantile = torch.rand(len(batch.labels), device=batch.labels.device)
         full = torch.rand_like(quantile) < self.config.full_share
         logits = batch.run(torch.where(full, self.dial.off, quantile)).logits
-        return self.task.loss(logits, batch.labels).mean() + halting
+        return self.loss(logits, batch.targets).mean() + halting
 
     def anytime_loss(self, batch: TrainingBatch) -> Tensor:
         """The mean loss of the pooled head over all layers, and that of the model's own head."""
         inputs, head = batch.inputs, batch.engine.backbone.head
         states = batch.engine.as_heads_read(batch.engine.hidden_states(inputs))
         answers = [self.pooled_head(self.pooled_head.pool_padded(state, inputs.attention_mask)) for state in states]
-        early = torch.stack([self.task.loss(logits, batch.labels).mean() for logits in answers]).mean()
+        early = torch.stack([self.loss(logits, batch.targets).mean() for logits in answers]).mean()
         final = head(head.pool_padded(states[-1], inputs.attention_mask))
-        return early + self.task.loss(final, batch.labels).mean()
+        return early + self.loss(final, batch.targets).mean()
 
     def correct_tokens(self, states: list[Tensor], labels: Tensor) -> Tensor:
         """L states [B, T, d], [B] -> [L, B, T] bool: is the answer of this token alone right after this layer?"""

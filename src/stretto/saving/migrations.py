@@ -2,7 +2,8 @@
 
 A change that would make a saved folder answer differently goes here. If the layout of stretto.json changes, raise
 `FORMAT` and add a step. If only the default of a method's setting changes, or a new setting has a default that is not
-what the method did before, name in `EARLIER_SETTINGS` what folders stood for that do not mention it.
+what the method did before, name in `EARLIER_SETTINGS` what folders stood for that do not mention it. A setting that has
+been removed is named in `GONE`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ Settings = dict[str, Any]
 #: Format -> method -> setting -> value: a folder of this format, or of an earlier one, that does not name the setting
 #: means this value.
 EARLIER_SETTINGS: dict[int, dict[str, dict[str, Any]]] = {1: {}}
+#: Method -> settings that folders of earlier formats name and nobody asks for today: they were about training alone.
+GONE: dict[str, tuple[str, ...]] = {"depth_reconstruction": ("unlabelled",)}
 
 
 def to_current(settings: Settings) -> Settings:
@@ -31,7 +34,10 @@ def to_current(settings: Settings) -> Settings:
         )
     for number in range(version, FORMAT):
         settings = STEPS[number](settings)
-    return {**settings, "format": FORMAT, "config": {**earlier(version, settings["method"]), **settings["config"]}}
+    config = {**earlier(version, settings["method"]), **settings["config"]}
+    for name in GONE.get(settings["method"], ()):
+        config.pop(name, None)
+    return {**settings, "format": FORMAT, "config": config}
 
 
 def earlier(version: int, method: str) -> dict[str, Any]:

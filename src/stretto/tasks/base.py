@@ -155,7 +155,7 @@ class Task(ABC):
         raise self.incapable("whose answers can be judged one by one")
 
     def as_labels(self, answers: Sequence[Any]) -> list[Any]:
-        """Answers in the form of labels, so that others can be compared with them."""
+        """Answers (as `decode` gives them) in the form of labels (as in a `Dataset`), to compare with or learn from."""
         raise self.incapable("whose answers can be judged one by one")
 
     # ---- in training

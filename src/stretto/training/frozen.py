@@ -22,14 +22,14 @@ RECORDING_LIMIT_BYTES = 4e9
 class Recorded(torch.utils.data.Dataset[dict[str, Any]]):
     """The frozen backbone's states as training examples."""
 
-    def __init__(self, pooled: Tensor, last: Tensor, labels: Tensor) -> None:
-        self.pooled, self.last, self.labels = pooled, last, labels
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.tensors["labels"])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"pooled": self.pooled[index], "last": self.last[index], "labels": self.labels[index]}
+        return {name: values[index] for name, values in self.tensors.items()}
 
 
 def recording_fits(model: AdaptiveModel, examples: dict[str, EncodedDataset]) -> bool:
@@ -49,4 +49,9 @@ def record_examples(model: AdaptiveModel, data: EncodedDataset, beneath: Method 
 
     shown = batches(data.features, pad, 64, "reading" if progress else "")
     recording = record(model.packed, model.method.exits, shown, above)
-    return Recorded(recording.pooled.cpu(), recording.last.cpu(), as_tensor(data.labels))
+    tensors = {"pooled": recording.pooled.cpu(), "last": recording.last.cpu(), "labels": as_tensor(data.labels)}
+    if data.teacher is not None:
+        tensors["teacher"] = torch.stack(list(data.teacher))
+    if data.n_labelled is not None:
+        tensors["known"] = torch.arange(len(data)) < data.n_labelled
+    return Recorded(tensors)

@@ -12,7 +12,7 @@ from stretto.data.tokenise import as_inputs
 from stretto.engine.decider import Decider
 from stretto.engine.decode_reference import DecoderReference, Given
 from stretto.engine.replay import Recorder
-from stretto.methods.base import Pass, Stage, TrainingBatch
+from stretto.methods.base import Pass, Stage, Targets, TrainingBatch
 from stretto.methods.combine import Beneath, drawn_dials
 from stretto.model import AdaptiveModel
 from stretto.saving.files import untied
@@ -40,38 +40,48 @@ class Learner(nn.Module):
             self.model.encoder.eval()  # frozen means frozen: no dropout either
         return self
 
-    def forward(self, labels: Tensor, example_id: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
-        """From tokens (`input_ids`, …), or from a recording of the frozen backbone (`training.frozen`)."""
+    def forward(
+        self,
+        labels: Tensor,
+        example_id: Tensor | None = None,
+        teacher: Tensor | None = None,
+        known: Tensor | None = None,
+        **batch: Tensor,
+    ) -> dict[str, Tensor]:
+        """From tokens (`input_ids`, …), or from a recording of the frozen backbone (`training.frozen`).
+
+        Only `labels` may have "label" in its name: `Trainer` looks for all such arguments when it evaluates."""
         stage = self.stage
+        targets = Targets(labels, teacher, None if known is None else known.bool())
         if stage.decides:
-            return {"loss": stage.objective(self.training_batch(as_inputs(batch), labels))}
+            return {"loss": stage.objective(self.training_batch(as_inputs(batch), targets))}
         if "pooled" in batch:
             read = [batch["pooled"][:, layer - 1] for layer in stage.layers]
-            forward = self.answers(read, batch["last"], labels)
+            forward = self.answers(read, batch["last"], targets)
         else:
-            forward = self.read(as_inputs(batch), labels)
+            forward = self.read(as_inputs(batch), targets)
         logits = forward.logits.transpose(0, 1)  # [B, E + 1, C], as Trainer gathers by row
         return {"loss": stage.objective(forward), "logits": logits}
 
-    def training_batch(self, inputs: Inputs, labels: Tensor) -> TrainingBatch:
+    def training_batch(self, inputs: Inputs, targets: Targets) -> TrainingBatch:
         def run(dial: float | Tensor, skip: tuple[int, ...] = (), context: Any = None) -> Any:
-            decider, writes = self.above_beneath(self.model.method, len(labels)), self.model.task.answers == "text"
+            decider, writes = self.above_beneath(self.model.method, len(targets.labels)), self.model.task.answers == "text"
             output = self.model.reference.run(inputs, decider, dial, skip=skip, context=context, keep_hidden=writes)
             if writes:
                 assert output.hidden is not None
-                output.logits = self.say(output.hidden, inputs, labels)
+                output.logits = self.say(output.hidden, inputs, targets.labels)
             return output
 
-        return TrainingBatch(inputs, labels, run, self.step, self.epoch, self.model.reference)
+        return TrainingBatch(inputs, targets, run, self.step, self.epoch, self.model.reference)
 
     def above_beneath(self, decider: Decider, batch: int) -> Decider:
         """The decider, above the part of a combination that shortens texts meanwhile if there is one."""
         beneath = self.stage.beneath
         return decider if beneath is None else Beneath(beneath, drawn_dials(beneath, batch), decider)
 
-    def read_shortened(self, inputs: Inputs, labels: Tensor) -> Pass:
+    def read_shortened(self, inputs: Inputs, targets: Targets) -> Pass:
         """The same as `read` with the part of the combination beneath at work: exits read what they will serve."""
-        exits, stage, batch = self.model.method.exits, self.stage, len(labels)
+        exits, stage, batch = self.model.method.exits, self.stage, len(targets.labels)
         assert exits is not None
         recorder = Recorder(exits)
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
@@ -80,22 +90,22 @@ class Learner(nn.Module):
         read = [pooled[:, layer - 1] for layer in stage.layers]
         early = [exits(layer, x) for layer, x in zip(stage.layers, read, strict=True)]
         logits = torch.stack([*early, *([final] if stage.final else [])])
-        return Pass(stage.layers, logits, torch.stack(read), labels, self.step)
+        return Pass(stage.layers, logits, torch.stack(read), targets, self.step)
 
-    def read(self, inputs: Inputs, labels: Tensor) -> Pass:
+    def read(self, inputs: Inputs, targets: Targets) -> Pass:
         """A full pass, nothing decided, and what the exits of this stage make of it."""
         exits, stage = self.model.method.exits, self.stage
         if stage.layers and stage.beneath is not None:
-            return self.read_shortened(inputs, labels)
+            return self.read_shortened(inputs, targets)
         if self.model.task.answers == "text":
             last = self.model.reference.hidden_states(inputs)[-1]
-            logits = self.say(last, inputs, labels).unsqueeze(0)
-            return Pass((), logits, last.new_zeros(0, *last.shape), labels, self.step)
+            logits = self.say(last, inputs, targets.labels).unsqueeze(0)
+            return Pass((), logits, last.new_zeros(0, *last.shape), targets, self.step)
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
             states = self.model.reference.hidden_states(inputs, None if stage.final else max(stage.layers))
             read = [exits.pool_padded(states[n], inputs.attention_mask) for n in stage.layers] if exits else []
             last = self.model.backbone.head.pool_padded(states[-1], inputs.attention_mask)
-        return self.answers(read, last, labels)
+        return self.answers(read, last, targets)
 
     def say(self, hidden: Tensor, inputs: Inputs, labels: Tensor) -> Tensor:
         """What the decoder says at each token of the right texts: the source's [B, S, d] and [B, T] -> [B, T, V]."""
@@ -105,11 +115,11 @@ class Learner(nn.Module):
         given = Given.taught(hidden, inputs.attention_mask, labels, backbone.config)
         return decoder.logits(decoder.states(given)[-1])
 
-    def answers(self, read: list[Tensor], last: Tensor, labels: Tensor) -> Pass:
+    def answers(self, read: list[Tensor], last: Tensor, targets: Targets) -> Pass:
         """What the exits say to `read` ([B, d] each) and the final head to `last` ([B, d]; all tokens: [B, T, d])."""
         backbone, exits, stage = self.model.backbone, self.model.method.exits, self.stage
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
             final = [backbone.head(last)] if stage.final else []
         early = [exits(layer, x) for layer, x in zip(stage.layers, read, strict=True)] if exits else []
         seen = torch.stack(read) if read else last.new_zeros(0, *last.shape)
-        return Pass(stage.layers, torch.stack(early + final), seen, labels, self.step)
+        return Pass(stage.layers, torch.stack(early + final), seen, targets, self.step)

@@ -39,7 +39,7 @@ def with_notes(
         if notes and is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
             write_tensors(path, {name: torch.cat(values) for name, values in notes.items()})
-    return EncodedDataset(data.features, data.labels, notes) if notes else data
+    return data.with_notes(notes) if notes else data
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class LabelledBatches:
         for start in tqdm(starts, desc=self.progress, disable=not self.progress, leave=False):
             batch = pad([self.data[i] for i in range(start, min(start + BATCH, len(self.data)))])
             labels = batch.pop("labels")
-            del batch["example_id"]
+            for name in ("example_id", "teacher", "known"):
+                batch.pop(name, None)
             yield as_inputs(batch), labels
 
 

@@ -73,7 +73,7 @@ class Plan:
         stages: list[Stage],
         train_data: Dataset,
         dev_data: Dataset,
-        unlabelled: dict[str, Dataset],
+        unlabelled: Dataset | None,
         arguments: dict[str, Any],
     ) -> None:
         if train_data.labels is None or dev_data.labels is None:
@@ -81,8 +81,10 @@ class Plan:
         check_names(arguments)
         self.arguments = with_defaults(arguments)
         self.model, self.stages = model, stages
-        self.sizes = {"train": len(train_data), "dev": len(dev_data)}
-        parts = {"train": train_data, "dev": dev_data, **unlabelled}
+        parts = {"train": train_data, "dev": dev_data}
+        if unlabelled is not None:
+            parts["unlabelled"] = unlabelled
+        self.sizes = {name: len(data) for name, data in parts.items()}
         self.digests = {name: dataset_digest(data) for name, data in parts.items()}
         self.truncated = 0
         self.digest = ""  # when checked
@@ -113,6 +115,7 @@ class Plan:
             "stages": " → ".join(f"{stage.name} ({stage.epochs:g} epochs)" for stage in self.stages) or "none",
             "training examples": self.sizes["train"],
             "dev examples": self.sizes["dev"],
+            **({"texts without labels": self.sizes["unlabelled"]} if "unlabelled" in self.sizes else {}),
             "texts truncated": self.truncated,
             "seed": self.arguments["seed"],
             "operating points": "measured on the dev examples",

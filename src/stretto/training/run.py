@@ -25,7 +25,7 @@ from stretto.backbones import Backbone
 from stretto.budget.choose import default_point
 from stretto.budget.frontier import set_frontier
 from stretto.budget.sweep import sweep
-from stretto.data import Dataset, load
+from stretto.data import Dataset
 from stretto.data.tokenise import Encoded, EncodedDataset, collate
 from stretto.errors import StrettoError
 from stretto.methods import Combined
@@ -36,6 +36,7 @@ from stretto.saving.folder import check_place
 from stretto.saving.place import locked
 from stretto.training.frozen import record_examples, recording_fits
 from stretto.training.learner import Learner
+from stretto.training.material import ANSWERS, Material
 from stretto.training.notes import LabelledBatches, with_notes
 from stretto.training.plan import PLAN, Plan
 from stretto.training.processes import is_main_process, wait_for_all
@@ -52,25 +53,28 @@ def train(
     output: str | Path,
     *,
     skip: str | Sequence[str] = (),
+    unlabelled: Dataset | None = None,
     attention_dropout: float | None = None,
     progress: bool = True,
     **arguments: Any,
 ) -> AdaptiveModel:
     """Train `model` through its method's stages, measure its operating points on `dev_data`, save it to `output`.
 
-    `skip` names the stage or stages to leave out: 'backbone' if the encoder has already learned the task.
+    `skip` names the stage or stages to leave out: 'backbone' if the encoder has already learned the task. From texts
+    that are `unlabelled`, all stages that follow the fine-tuning learn what the full model answers to them.
     `attention_dropout` takes the place of the encoder's own while it is trained; on a CPU a part of every step on long
     texts goes there, and 0 saves it. `arguments` are `TrainingArguments` by their Hugging Face names and hold for every
     stage."""
     skipped = [skip] if isinstance(skip, str) else skip
     with locked(output, main=is_main_process()), dropout_in_attention(model.backbone, attention_dropout):
-        return train_stages(model, train_data, dev_data, Path(output), skipped, progress, arguments)
+        return train_stages(model, train_data, dev_data, unlabelled, Path(output), skipped, progress, arguments)
 
 
 def train_stages(
     model: AdaptiveModel,
     train_data: Dataset,
     dev_data: Dataset,
+    unlabelled: Dataset | None,
     output: Path,
     skip: Sequence[str],
     progress: bool,
@@ -85,21 +89,18 @@ def train_stages(
         )
     stages = [stage for stage in stages if stage.name not in skip]
     check_place(output)
-    unlabelled = {
-        stage.name: load(stage.unlabelled, task=model.task, labelled=False) for stage in stages if stage.unlabelled
-    }
     work = Path(f"{output}.work")
     model.task.learn_from(train_data)
     plan = Plan(model, stages, train_data, dev_data, unlabelled, arguments)
     encoded = {"train": plan.encode(train_data), "dev": plan.encode(dev_data)}
+    material = Material(model, encoded["train"], unlabelled, work, progress)
     plan.check(work)  # inputs that cannot be encoded leave no plan behind
     for number, stage in enumerate(stages, start=1):
         if progress and is_main_process():
             tqdm.write(f"stage {number} of {len(stages)}: {stage.name}, {stage.epochs:g} epochs", file=sys.stderr)
         folder = f"{number}-{stage.name}"
         with logs_in(Path(os.environ.get(LOGS, f"{output}.logs")) / folder):
-            texts = unlabelled[stage.name].texts if stage.name in unlabelled else None
-            run_stage(model, stage, work / folder, encoded, texts, dev_data, plan.arguments, progress)
+            run_stage(model, stage, work / folder, encoded, material, dev_data, plan.arguments, progress)
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
@@ -112,6 +113,7 @@ def train_stages(
         model.save_pretrained(output)
         for finished in work.glob("[0-9]-*"):
             shutil.rmtree(finished)
+        (work / ANSWERS).unlink(missing_ok=True)
         (work / PLAN).unlink()
         if not any(work.iterdir()):
             work.rmdir()
@@ -174,14 +176,12 @@ def run_stage(
     stage: Stage,
     folder: Path,
     encoded: dict[str, Encoded],
-    unlabelled: list[tuple[str, ...]] | None,
+    material: Material,
     dev_data: Dataset,
     arguments: dict[str, Any],
     progress: bool,
 ) -> None:
-    """Train one stage, or load its end result if an earlier run finished it.
-
-    The texts `unlabelled`, if there are any, take the place of the training data."""
+    """Train one stage, or load its end result if an earlier run finished it."""
     result = folder / "result.safetensors"
     if result.exists():
         model.load_state_dict(load_file(result))
@@ -189,9 +189,8 @@ def run_stage(
     whole, model = model, model.acting(stage.method)
     set_seed(arguments["seed"])  # whether the stages before ran in this process or in one that was killed
     learner = Learner(model, stage)
-    examples = {name: EncodedDataset(data.features, data.labels) for name, data in encoded.items()}
-    if unlabelled is not None:
-        examples["train"] = EncodedDataset(model.encode(unlabelled).features, [0] * len(unlabelled))
+    dev = EncodedDataset(encoded["dev"].features, encoded["dev"].labels)
+    examples = {"train": material.examples(stage), "dev": dev}
     datasets: dict[str, Any] = {**examples, "train": with_notes(model, stage, examples["train"], folder, progress)}
     settings = {**arguments}
     if stage.best_by == "last":
