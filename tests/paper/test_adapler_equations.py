@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -20,6 +21,7 @@ from stretto.methods.adapler import (
     Fading,
     amplified,
     contributions,
+    published_steepness,
     soft_removal,
     steepness,
     zero_with_gradient,
@@ -79,13 +81,59 @@ def test_amplified_saliency_by_hand() -> None:
         (1, [50]),
     ],
 )
-def test_steepness_by_epoch(epochs: int, expected: list[float]) -> None:
-    assert [steepness(e, epochs) for e in range(epochs)] == pytest.approx(expected)
+def test_published_steepness_by_epoch(epochs: int, expected: list[float]) -> None:
+    assert [published_steepness(e, epochs) for e in range(epochs)] == pytest.approx(expected)
 
 
 def test_in_a_single_epoch_removal_hardens_from_step_to_step() -> None:
-    assert [steepness(e, 1) for e in (0, 0.5, 1)] == pytest.approx([50, (50 * 1e5) ** 0.5, 1e5])
-    assert steepness(0.25, 0.5) == pytest.approx((50 * 1e5) ** 0.5)
+    assert [published_steepness(e, 1) for e in (0, 0.5, 1)] == pytest.approx([50, (50 * 1e5) ** 0.5, 1e5])
+    assert published_steepness(0.25, 0.5) == pytest.approx((50 * 1e5) ** 0.5)
+
+
+def test_steepness_is_geometric_and_leaves_thresholds_most_of_the_training() -> None:
+    assert [steepness(part) for part in (0, 0.4, 0.8, 0.9, 1)] == pytest.approx([10, 10**2.5, 1e4, 10**4.5, 1e5])
+    by_step, by_epoch = (AdapLeRConfig(schedule=each, adaptive_epochs=5) for each in ("step", "epoch"))
+    assert method_on(by_step)[0].steepness(2.5) == pytest.approx(steepness(0.5))
+    assert method_on(by_epoch)[0].steepness(2.5) == 1000
+
+
+def test_what_leaves_early_weighs_most() -> None:
+    """γ Σ_l (L - l) KL_l: with L = 4 the divergence before the first layer counts four times."""
+    method, engine = method_on(AdapLeRConfig(eta=0.8, gamma=0.5, distil=0.0))
+    batch = training_batch(method, engine)
+    fading = Fading(method.steepness(0.0), method.eta.detach().requires_grad_(), torch.ones(4, requires_grad=True))
+    logits = batch.run(0.0, context=fading).logits
+    kl = [float(layer.mean()) for layer in fading.divergence]
+    divergence = 4 * kl[0] + 3 * kl[1] + 2 * kl[2] + 1 * kl[3]
+    expected = float(method.task.loss(logits, batch.labels).mean()) + 0.5 * divergence
+    assert float(stage_of(method).objective(batch)) == pytest.approx(expected, rel=1e-5)
+    assert abs(divergence - (1 * kl[0] + 2 * kl[1] + 3 * kl[2] + 4 * kl[3])) > 1e-2
+
+
+def test_the_fine_tuned_model_teaches_in_both_stages() -> None:
+    method, engine = method_on(AdapLeRConfig(eta=0.8, gamma=0.0, phi=0.0, distil=0.5))
+    plain = training_batch(method, engine)
+    teacher = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    taught = dataclasses.replace(plain, targets=Targets(plain.labels, teacher))
+    _, adaptive, retrain = method.stages()
+    assert adaptive.teacher and retrain.teacher
+    for stage, run in ((adaptive, lambda: fading_pass(method, plain)), (retrain, lambda: plain.run(1.0).logits)):
+        log_p, log_q = torch.log_softmax(teacher, dim=1), torch.log_softmax(run(), dim=1)
+        kl = (log_p.exp() * (log_p - log_q)).sum(dim=1).mean()
+        extra = float(stage.objective(taught)) - float(stage.objective(plain))
+        assert extra == pytest.approx(0.5 * float(kl), rel=1e-4)
+    alone, *_ = method_on(AdapLeRConfig(distil=0.0))
+    assert not any(stage.teacher for stage in alone.stages())
+
+
+def fading_pass(method: AdapLeR, batch: TrainingBatch) -> Tensor:
+    fading = Fading(method.steepness(0.0), method.eta.detach(), torch.ones(4))
+    return batch.run(0.0, context=fading).logits
+
+
+def test_the_checkpoint_is_chosen_after_retraining() -> None:
+    chosen = [[stage.best_by for stage in method_on(AdapLeRConfig(retrain_epochs=n))[0].stages()] for n in (1, 0)]
+    assert chosen == [["score", "last", "saving"], ["score", "saving"]]
 
 
 def method_on(config: AdapLeRConfig | None = None) -> tuple[AdapLeR, ReferenceEngine]:
@@ -113,7 +161,7 @@ def stage_of(method: AdapLeR) -> Any:
 
 def threshold_objective(method: AdapLeR, batch: TrainingBatch, eta: Tensor, dummy: Tensor) -> float:
     """CE + φ Σ_l Σ_i exp(m), written down apart from the method's."""
-    fading = Fading(steepness(0, 5), eta, dummy)
+    fading = Fading(steepness(0), eta, dummy)
     with torch.no_grad():
         logits = batch.run(0.0, context=fading).logits
     tokens = sum(float(layer.mean()) for layer in fading.tokens)

@@ -37,7 +37,7 @@ def test_default_epochs_depend_on_the_size(
 
 def test_stages_that_are_off_stay_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stretto.training.plan.FEWEST_STEPS", 100)
-    config = enough_epochs(METHODS["adapler"].Config(), (), 270, BATCH)
+    config = enough_epochs(METHODS["adapler"].Config(retrain_epochs=0), (), 270, BATCH)
     assert (config.num_train_epochs, config.adaptive_epochs, config.retrain_epochs) == (12, 12, 0)
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tiny import tiny_encoder, tiny_reviews, tiny_tokenizer
+from tiny import tiny_encoder, tiny_model, tiny_reviews, tiny_tokenizer
 from torch import Tensor
 
 from stretto import AdaptiveModel, StrettoError, train
@@ -139,3 +139,32 @@ def test_notes_are_padded_with_zeros() -> None:
     batch = collate(0)([examples[1], examples[0]])
     assert batch["mark"].tolist() == [[2.0, 2.5, 0.0], [0.5, 1.0, 1.5]]
     assert batch["example_id"].tolist() == [1, 0]
+
+
+def test_notes_are_the_mean_of_the_best_checkpoints(tmp_path: Path) -> None:
+    """Saliency of three checkpoints of the fine-tuning, averaged, as AdapLeR is published."""
+    seen: list[list[Tensor]] = []
+    model = tiny_model("adapler", num_train_epochs=4, adaptive_epochs=1, retrain_epochs=0, saliency_checkpoints=3)
+    note = model.method.note_saliency
+
+    def watched(engine: Any, batches: Any) -> Any:
+        found = note(engine, batches)
+        seen.append(found["saliency"])
+        return found
+
+    model.method.note_saliency = watched
+    learned: list[Tensor] = []
+
+    def watched_loss(batch: TrainingBatch) -> Tensor:
+        if len(batch.labels) == 6:
+            learned.append(batch.inputs.notes["saliency"])
+        return adaptive_loss(batch)
+
+    adaptive_loss, model.method.adaptive_loss = model.method.adaptive_loss, watched_loss
+    data = tiny_reviews(6)
+    train(model, data, data, tmp_path / "out", **QUICK)
+    assert len(seen) == 3
+    assert not torch.equal(torch.cat(seen[0]), torch.cat(seen[1]))
+    mean = torch.stack([torch.cat(each) for each in seen]).mean(dim=0)
+    (together,) = learned
+    torch.testing.assert_close(together[together > 0].sort().values, mean.sort().values)

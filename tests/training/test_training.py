@@ -22,7 +22,7 @@ from stretto.methods import METHODS
 from stretto.tasks import Span, Tokens
 from stretto.training.processes import is_main_process
 from stretto.training.run import dropout_in_attention
-from stretto.training.trainer import StageTrainer
+from stretto.training.trainer import FASTEST, StageTrainer, rate_to_reach
 
 QUICK: dict[str, Any] = {"progress": False, "per_device_train_batch_size": 16}
 
@@ -279,18 +279,44 @@ def test_a_schedule_ends_with_the_steps(
     assert seen == epochs
 
 
-def test_savings_are_counted_from_the_fine_tuned_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not from what untrained predictors leave of it."""
-    scored, score = [], StageTrainer.score
+def test_savings_are_counted_from_the_full_model_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from what untrained predictors leave of it, nor from what the stages in between make of it."""
+    seen = []
 
-    def watched(trainer: StageTrainer, dials: tuple[float, ...]) -> tuple[float, float]:
-        scored.append(dials)
-        return score(trainer, dials)
+    def watched(score: float, cost: float, start: float) -> float:
+        seen.append(start)
+        return 1 - cost
 
-    monkeypatch.setattr(StageTrainer, "score", watched)
-    model = learner("adapler", adaptive_epochs=1, retrain_epochs=0)
-    train(model, tiny_reviews(32), tiny_reviews(16), tmp_path / "out", skip=("backbone",), **QUICK)
-    assert scored == [(model.method.dial.off,), (1.0,)]  # 1.0 is as trained
+    monkeypatch.setattr("stretto.training.trainer.saving", watched)
+    model, dev = learner("adapler", adaptive_epochs=1, retrain_epochs=1), tiny_reviews(16)
+    (full,) = sweep(model, dev, [model.method.dial.off], progress=False)
+    train(model, tiny_reviews(32), dev, tmp_path / "out", skip=("backbone",), **QUICK)
+    assert seen == [full.score] * 2
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_thresholds_move_fast_enough_and_are_clipped_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates, norms, step = [], [], torch.optim.AdamW.step
+
+    def watched(optimizer: Any, *args: Any, **named: Any) -> Any:
+        for group in optimizer.param_groups:
+            if group["apart"]:
+                rates.append(group["initial_lr"])
+            both[group["apart"]] += [each.grad for each in group["params"] if each.grad is not None]
+        norms.append([float(torch.nn.utils.get_total_norm(both[apart])) for apart in (False, True)])
+        for found in both.values():
+            found.clear()
+        return step(optimizer, *args, **named)
+
+    both: dict[bool, list[Any]] = {False: [], True: []}
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    model = learner("adapler", adaptive_epochs=60, retrain_epochs=0, phi=10.0, gamma=10.0)
+    some = {"max_steps": 4, "save_strategy": "no", "eval_strategy": "no"}
+    train(model, tiny_reviews(32), tiny_reviews(16), tmp_path / "out", skip="backbone", **QUICK, **some)
+    assert norms == pytest.approx([[1.0, 1.0]] * 4, rel=1e-3)  # φ and γ are so large that both are clipped
+    assert rates == [FASTEST] * 4  # 2 · 0.99 / 4 would be more
+    assert rate_to_reach(0.99, 198) == pytest.approx(0.01)  # with linear decay 198 · 0.01 / 2
+    assert rate_to_reach(0.0, 198) == 0
 
 
 def test_only_the_first_process_writes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 Before every layer a small predictor shares out a contribution of 1 among the tokens that are still there; those below
 a learned threshold leave for good. The predictors learn from the saliency of a fine-tuned model. While training,
-tokens fade instead of leaving: their attention scores are lowered, more steeply from epoch to epoch, until in the end
-it makes no difference.
+tokens fade instead of leaving: their attention scores are lowered, more steeply from step to step, until in the end
+it makes no difference. Then the weights get used to tokens that really leave.
 
 Modarressi, Mohebbi, Pilehvar: *AdapLeR: Speeding up Inference by Adaptive Length Reduction*, ACL 2022.
 
@@ -13,27 +13,33 @@ Modarressi, Mohebbi, Pilehvar: *AdapLeR: Speeding up Inference by Adaptive Lengt
     Ŝ_l = normalise(θ_l S_cls, S_rest), S the saliency                    -> `amplified`
     weights, CP: CE + γ Σ_l (L - l) KL(Ŝ_l ‖ S̃_l)                         -> `AdapLeR.adaptive_loss`
     η, θ: CE + φ Σ_l Σ_i exp(m_i^l); ∂/∂θ ≈ (1/θ) ∂/∂θ_d                  -> `AdapLeR.adaptive_loss`
-    λ per epoch                                                           -> `steepness`
+    λ                                                                     -> `steepness`
 
-Differs from the paper: saliency comes from the best checkpoint of the fine-tuning, not from the average of three; one
-optimizer with parameter groups instead of two, so that all gradients are clipped together; the predictors, which start
-from nothing, have a learning rate of their own; m_i^l counts what earlier layers removed too, as the attention does;
-the weights may be trained on with tokens removed for good (`retrain_epochs`), as PoWER-BERT does. Batches of any
-size, and tasks that answer every token (its last state is restored).
+Differs from the paper: λ grows from step to step and stays at or below 1e4 for most of the training (`schedule`), since
+η and θ learn nothing where removal is hard; their learning rate is raised where the steps are too few for η to get
+anywhere (`threshold_reach`); the fine-tuned model teaches (`distil`); the weights are trained on with tokens removed
+for good (`retrain_epochs`), as PoWER-BERT does, and the checkpoint is chosen after that. Saliency comes from the best
+checkpoint of the fine-tuning unless more are asked for (`saliency_checkpoints`). One optimizer takes the place of two;
+the gradients of η and θ are clipped apart from those of the weights. The predictors, which start from nothing, have a
+learning rate of their own; m_i^l counts what earlier layers removed too, as the attention does. Batches of any size,
+and tasks that answer every token (its last state is restored). As published: `schedule="epoch"`, `threshold_reach=0`,
+`distil=0`, `retrain_epochs=0`, `saliency_checkpoints=3`.
 
 Dial: a factor on the learned thresholds. 0 is the full model, 1 as trained; above 1 cheaper still.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from stretto.engine.reference import ReferenceEngine
-from stretto.methods.base import ANY_ANSWER, Batches, Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.base import ANY_ANSWER, Batches, Dial, Method, Notes, Shape, Stage, Targets, TrainingBatch
 from stretto.methods.saliency import saliency
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share, Size, Weight
 from stretto.state import Decision, State
@@ -41,7 +47,8 @@ from stretto.tasks import Task
 
 #: λ per epoch as published, by the number of epochs: (first, factor).
 PUBLISHED_STEEPNESS = {3: (50.0, 50.0), 5: (10.0, 10.0), 10: (10.0, 3.0)}
-STEEPEST = 1e5
+SOFTEST, STILL_SOFT, STEEPEST = 10.0, 1e4, 1e5
+SOFT_PART = 0.8  # of the training, until λ is STILL_SOFT
 AS_TRAINED = 1.0  # the dial at which thresholds are the learned ones
 ETA_RANGE = (0.01, 1.0)
 THETA_LEAST = 0.01
@@ -56,7 +63,16 @@ class AdapLeRConfig(FinetuningConfig):
     predictor_learning_rate: LearningRate = 1e-3
     """Learning rate of the contribution predictors."""
     threshold_learning_rate: LearningRate = 5e-4
-    """Learning rate of the thresholds η and amplifiers θ."""
+    """Least learning rate of the thresholds η and amplifiers θ."""
+    threshold_reach: Share = 1.0
+    """How far η must be able to move in the steps there are, of its range from 0.01 to 1: the learning rate is raised
+    to that (at most to 0.02). 0: never."""
+    schedule: Literal["step", "epoch"] = "step"
+    """When λ, the steepness of removal, grows: 'step' by step, or 'epoch' by epoch as published."""
+    distil: Weight = 1.0
+    """Weight of the distance to the fine-tuned model's answers. 0: labels alone."""
+    saliency_checkpoints: Size = 1
+    """Saliency is the mean over so many best checkpoints of the fine-tuning (published: 3)."""
     gamma: Weight = 5e-3
     """γ: weight of the predictors' divergence from saliency (published: 5e-3 for SST-2, IMDB; 1e-1 for AG News)."""
     phi: Weight = 5e-4
@@ -67,7 +83,7 @@ class AdapLeRConfig(FinetuningConfig):
     """Hidden size of a contribution predictor."""
     eta: Share = 0.25
     """η: where the thresholds start."""
-    retrain_epochs: Epochs = 0
+    retrain_epochs: Epochs = 1
     """Epochs of a third stage: the weights get used to tokens that really leave. Cheap, as texts are short by then."""
     retrain_learning_rate: LearningRate = 3e-5
     """Learning rate of the third stage."""
@@ -100,8 +116,15 @@ def amplified(salience: Tensor, presence: Tensor, theta: Tensor, state: State) -
     return raised / by_sequence(raised, state).clamp(min=tiny)[state.sequence]
 
 
-def steepness(epoch: float, epochs: float) -> float:
-    """λ after so many epochs: as published for 3, 5 and 10 of them, else geometric up to 1e5, which is hard removal.
+def steepness(progress: float) -> float:
+    """λ after a part of the training (0 to 1): geometric from 10 to 1e4 at 80 %, then on to 1e5: hard removal."""
+    if progress <= SOFT_PART:
+        return SOFTEST * (STILL_SOFT / SOFTEST) ** (progress / SOFT_PART)
+    return STILL_SOFT * (STEEPEST / STILL_SOFT) ** min((progress - SOFT_PART) / (1 - SOFT_PART), 1.0)
+
+
+def published_steepness(epoch: float, epochs: float) -> float:
+    """λ after so many epochs: as published for 3, 5 and 10 of them, else geometric up to 1e5.
 
     It is raised from epoch to epoch; if there is only one, from step to step."""
     if epochs in PUBLISHED_STEEPNESS:
@@ -110,6 +133,11 @@ def steepness(epoch: float, epochs: float) -> float:
     first, last = (10.0 if epochs >= 5 else 50.0), math.ceil(epochs) - 1
     progress = int(epoch) / last if last else epoch / epochs
     return first * (STEEPEST / first) ** min(progress, 1.0)
+
+
+def layer_weights(n_layers: int) -> Tensor:
+    """[L] L - l for l = 0..L-1: what leaves early is to be told best."""
+    return torch.arange(n_layers, 0, -1)
 
 
 def zero_with_gradient(parameter: Tensor, gradient: Tensor) -> Tensor:
@@ -195,17 +223,20 @@ class AdapLeR(Method):
 
     def stages(self) -> list[Stage]:
         config = self.config
+        finetuning = dataclasses.replace(self.finetuning(), keeps_best=config.saliency_checkpoints)
         adaptive = Stage(
             "adaptive", config.adaptive_epochs, config.adaptive_learning_rate, config.predictor_learning_rate,
-            best_by="saving", decides=True, dials=(AS_TRAINED,),
+            best_by="last" if config.retrain_epochs else "saving", decides=True, dials=(AS_TRAINED,),
             rates=(("eta", config.threshold_learning_rate), ("theta", config.threshold_learning_rate)),
+            reach=config.threshold_reach * (ETA_RANGE[1] - ETA_RANGE[0]), teacher=config.distil > 0,
+            noted_by=config.saliency_checkpoints,
             objective=self.adaptive_loss, prepare=self.note_saliency, after_step=self.clip_thresholds,
         )  # fmt: skip
         retrain = Stage(
-            "retrain", config.retrain_epochs, config.retrain_learning_rate, decides=True, dials=(AS_TRAINED,),
-            objective=self.loss_at(AS_TRAINED),
+            "retrain", config.retrain_epochs, config.retrain_learning_rate, best_by="saving", decides=True,
+            dials=(AS_TRAINED,), teacher=config.distil > 0, objective=self.retrain_loss,
         )  # fmt: skip
-        return [self.finetuning(), adaptive, *([retrain] if config.retrain_epochs else [])]
+        return [finetuning, adaptive, *([retrain] if config.retrain_epochs else [])]
 
     def note_saliency(self, engine: ReferenceEngine, batches: Batches) -> Notes:
         """The saliency of every training token, from the fine-tuned model."""
@@ -216,13 +247,13 @@ class AdapLeR(Method):
         return {"saliency": found}
 
     def adaptive_loss(self, batch: TrainingBatch) -> Tensor:
-        config, n_layers = self.config, self.shape.n_layers
+        config = self.config
         eta = self.eta.detach().clone().requires_grad_()
         dummy = torch.ones_like(eta).requires_grad_()
-        fading = Fading(steepness(batch.epoch, config.adaptive_epochs), eta, dummy)
+        fading = Fading(self.steepness(batch.epoch), eta, dummy)
         logits = batch.run(self.dial.off, context=fading).logits
-        task_loss = self.loss(logits, batch.targets).mean()
-        weight = torch.arange(n_layers, 0, -1, device=eta.device)  # L - l
+        task_loss = self.taught_loss(logits, batch.targets)
+        weight = layer_weights(self.shape.n_layers).to(eta)
         divergence = (weight * torch.stack(fading.divergence).mean(dim=1)).sum()
         tokens = torch.stack(fading.tokens).mean(dim=1).sum()
 
@@ -231,6 +262,21 @@ class AdapLeR(Method):
         to_eta, to_dummy = torch.autograd.grad(task_loss + config.phi * tokens, (eta, dummy), retain_graph=True)
         hand_on = zero_with_gradient(self.eta, to_eta) + zero_with_gradient(self.theta, to_dummy / self.theta.detach())
         return task_loss + config.gamma * divergence + hand_on
+
+    def steepness(self, epoch: float) -> float:
+        """λ after so many epochs of the adaptive stage."""
+        epochs = self.config.adaptive_epochs
+        return steepness(epoch / epochs) if self.config.schedule == "step" else published_steepness(epoch, epochs)
+
+    def retrain_loss(self, batch: TrainingBatch) -> Tensor:
+        return self.taught_loss(batch.run(AS_TRAINED).logits, batch.targets)
+
+    def taught_loss(self, logits: Tensor, targets: Targets) -> Tensor:
+        """The mean loss, and the distance to the fine-tuned model's answers."""
+        loss = self.loss(logits, targets).mean()
+        if targets.teacher is None or not self.config.distil:
+            return loss
+        return loss + self.config.distil * self.task.distillation(logits, targets.teacher, targets.labels).mean()
 
     @torch.no_grad()
     def clip_thresholds(self) -> None:

@@ -113,13 +113,21 @@ class Stage:
     """Whether it also reads the final head's answer (if not, the layers above the last exit read do not run)."""
     best_by: Literal["score", "loss", "saving", "last"] = "score"
     """Which checkpoint is kept: best mean dev score of all answers read, best dev loss, cheapest on dev within
-    `SAVING_LOSS` points of the score before the stage, or simply the last."""
+    `SAVING_LOSS` points of the full model's score before the first stage that is `taught`, or simply the last."""
     decides: bool = False
     """Whether the method's verbs act while it learns: the objective then gets a `TrainingBatch`, not a `Pass`."""
     dials: tuple[float, ...] = ()
     """Dials at which the dev data are scored, if the stage reads no exits; none means off."""
     rates: tuple[tuple[str, float], ...] = ()
-    """Learning rates of single parameters of the method, by the beginning of their name; they are not decayed."""
+    """Learning rates of single parameters of the method, by the beginning of their name. They are not decayed, and
+    their gradients are clipped apart from all others."""
+    reach: float = 0.0
+    """How far the parameters of `rates` must be able to move within the stage: where the steps are few, their rates are
+    raised to that."""
+    keeps_best: int = 1
+    """How many of its best checkpoints are kept until the run ends, for `noted_by`."""
+    noted_by: int = 1
+    """Notes on tokens (`prepare`) are the mean of what so many best checkpoints of an earlier stage give."""
     taught: bool = True
     """Whether the full model is there when the stage starts, so that the stage can learn from its answers too: those to
     texts without labels (`train(unlabelled=…)`)."""

@@ -6,6 +6,7 @@ kept on disk, so that a resumed run, and the stages after it, learn from the sam
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,14 +14,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from stretto.budget.sweep import sweep
 from stretto.data import Dataset
 from stretto.data.tokenise import Encoded, EncodedDataset, Feature
 from stretto.methods.base import Stage
 from stretto.model import AdaptiveModel
-from stretto.saving.files import write_tensors
-from stretto.training.processes import is_main_process
+from stretto.saving.files import write_json, write_tensors
+from stretto.training.processes import is_main_process, wait_for_all
 
-ANSWERS = "teacher.safetensors"
+ANSWERS, SCORE = "teacher.safetensors", "full_score.json"
 BATCH = 64
 
 
@@ -32,7 +34,7 @@ class Material:
     ) -> None:
         self.model, self.train, self.progress = model, train, progress
         self.texts = None if unlabelled is None else model.encode(unlabelled.texts)
-        self.path = work / ANSWERS
+        self.path, self.score_path = work / ANSWERS, work / SCORE
 
     def examples(self, stage: Stage) -> EncodedDataset:
         """What a stage learns from."""
@@ -66,6 +68,22 @@ class Material:
     @property
     def of_sequences(self) -> bool:
         return self.model.task.answers == "sequence"
+
+    def full_score(self, data: Dataset, encoded: Encoded) -> float:
+        """The full model's dev score."""
+        if not self.score_path.exists():
+            (point,) = sweep(self.model.eval(), data, [self.model.method.dial.off], progress=False, encoded=encoded)
+            wait_for_all()
+            if is_main_process():
+                self.score_path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self.score_path, point.score)
+            wait_for_all()
+        return float(json.loads(self.score_path.read_text(encoding="utf-8")))
+
+    def remove(self) -> None:
+        """What was kept, when the run is over."""
+        for path in (self.path, self.score_path):
+            path.unlink(missing_ok=True)
 
     def ask(self) -> dict[str, Tensor]:
         """Let the full model answer all there is, and keep it."""

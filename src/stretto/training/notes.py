@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -13,13 +14,15 @@ from tqdm.auto import tqdm
 
 from stretto.data.tokenise import EncodedDataset, as_inputs, collate
 from stretto.errors import StrettoError
-from stretto.methods.base import Notes, Stage
+from stretto.methods.base import Batches, Notes, Stage
 from stretto.model import AdaptiveModel
 from stretto.saving.files import write_tensors
 from stretto.state import Inputs
 from stretto.training.processes import is_main_process
 
 BATCH = 32
+#: The weights of the best checkpoints of a stage that keeps several.
+BEST = "best-{}.safetensors"
 
 
 def with_notes(
@@ -34,12 +37,31 @@ def with_notes(
     else:
         model.eval()
         batches = LabelledBatches(data, model.tokenizer.pad_token_id, f"preparing {stage.name}" if progress else "")
-        notes = stage.prepare(model.reference, batches)
+        kept = sorted(folder.parent.glob(f"*/{BEST.format('*')}"))[: stage.noted_by]
+        notes = mean_notes(model, stage.prepare, batches, kept)
         check_notes(notes, data)
         if notes and is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
             write_tensors(path, {name: torch.cat(values) for name, values in notes.items()})
     return data.with_notes(notes) if notes else data
+
+
+def mean_notes(
+    model: AdaptiveModel, prepare: Callable[[Any, Batches], Notes], batches: Batches, kept: Sequence[Path]
+) -> Notes:
+    """The notes of the model as it is; if checkpoints are `kept`, the mean of theirs."""
+    if len(kept) < 2:
+        return prepare(model.reference, batches)
+    now = {name: value.clone() for name, value in model.state_dict().items()}
+    found = []
+    for path in kept:
+        model.load_state_dict(load_file(path))
+        found.append(prepare(model.reference, batches))
+    model.load_state_dict(now)
+    return {
+        name: [torch.stack(each).mean(dim=0) for each in zip(*(notes[name] for notes in found), strict=True)]
+        for name in found[0]
+    }
 
 
 @dataclass(frozen=True)

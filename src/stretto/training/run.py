@@ -36,8 +36,8 @@ from stretto.saving.folder import check_place
 from stretto.saving.place import locked
 from stretto.training.frozen import record_examples, recording_fits
 from stretto.training.learner import Learner
-from stretto.training.material import ANSWERS, Material
-from stretto.training.notes import LabelledBatches, with_notes
+from stretto.training.material import Material
+from stretto.training.notes import BEST, LabelledBatches, with_notes
 from stretto.training.plan import PLAN, Plan
 from stretto.training.processes import is_main_process, wait_for_all
 from stretto.training.progress import StageProgress
@@ -98,6 +98,8 @@ def train_stages(
     for number, stage in enumerate(stages, start=1):
         if progress and is_main_process():
             tqdm.write(f"stage {number} of {len(stages)}: {stage.name}, {stage.epochs:g} epochs", file=sys.stderr)
+        if stage.taught and any(each.best_by == "saving" for each in stages):
+            material.full_score(dev_data, encoded["dev"])  # before the model becomes another one
         folder = f"{number}-{stage.name}"
         with logs_in(Path(os.environ.get(LOGS, f"{output}.logs")) / folder):
             run_stage(model, stage, work / folder, encoded, material, dev_data, plan.arguments, progress)
@@ -113,7 +115,7 @@ def train_stages(
         model.save_pretrained(output)
         for finished in work.glob("[0-9]-*"):
             shutil.rmtree(finished)
-        (work / ANSWERS).unlink(missing_ok=True)
+        material.remove()
         (work / PLAN).unlink()
         if not any(work.iterdir()):
             work.rmdir()
@@ -195,6 +197,8 @@ def run_stage(
     settings = {**arguments}
     if stage.best_by == "last":
         settings["load_best_model_at_end"] = False
+    if stage.keeps_best > 1:
+        settings["save_total_limit"] = None
     recorded = not stage.trains_backbone and not stage.decides and recording_fits(model, examples)
     if recorded:
         datasets = {name: record_examples(model, data, stage.beneath, progress) for name, data in examples.items()}
@@ -202,6 +206,7 @@ def run_stage(
     trainer = StageTrainer(
         dev_data,
         encoded["dev"],
+        material.full_score(dev_data, encoded["dev"]) if stage.best_by == "saving" else 0.0,
         model=learner,
         args=TrainingArguments(
             output_dir=str(folder),
@@ -225,6 +230,8 @@ def run_stage(
         trainer.add_callback(StageProgress)
     with unfused_where_dropped(model.backbone), write_errors(folder):  # checkpoints
         trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    if stage.keeps_best > 1 and is_main_process():
+        keep_best(trainer, folder, stage.keeps_best)
     model.eval()
     if stage.finish is not None:
         shown = f"finishing {stage.name}" if progress else ""
@@ -234,3 +241,13 @@ def run_stage(
         for checkpoint in folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     wait_for_all()
+
+
+def keep_best(trainer: StageTrainer, folder: Path, count: int) -> None:
+    """Keep the weights of the best checkpoints as best-1.safetensors, best-2.safetensors, …"""
+    scores = {entry["step"]: entry["eval_score"] for entry in trainer.state.log_history if "eval_score" in entry}
+    saved = {step: folder / f"{PREFIX_CHECKPOINT_DIR}-{step}" / "model.safetensors" for step in scores}
+    ranked = sorted((step for step in scores if saved[step].exists()), key=lambda step: (-scores[step], step))
+    for place, step in enumerate(ranked[:count], start=1):
+        weights = load_file(saved[step])
+        write_tensors(folder / BEST.format(place), {name.removeprefix("model."): v for name, v in weights.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from stretto.data import Dataset
 from stretto.data.tokenise import Encoded
 from stretto.model import AdaptiveModel
 
+#: No learning rate is raised above this.
+FASTEST = 0.02
+
 
 class StageTrainer(Trainer):
     """`Trainer` with the method's own learning rates, the step told to the learner, and dev scores of the real thing.
@@ -23,33 +27,46 @@ class StageTrainer(Trainer):
     model: Any  # a Learner
     loss_is_scaled_for_ga = False
 
-    def __init__(self, dev_data: Dataset, dev_encoded: Encoded, **settings: Any) -> None:
+    def __init__(self, dev_data: Dataset, dev_encoded: Encoded, full_score: float, **settings: Any) -> None:
+        """`full_score`: the full model's on the dev data, which the rule "saving" compares with."""
         super().__init__(**settings)
-        self.dev_data, self.dev_encoded = dev_data, dev_encoded
-        off = self.model.model.method.dial.off
-        self.start_score = self.score((off,))[0] if self.model.stage.best_by == "saving" else 0.0
+        self.dev_data, self.dev_encoded, self.full_score = dev_data, dev_encoded, full_score
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
             learner, stage = self.model, self.model.stage
             decayed = set(self.get_decay_parameter_names(learner))
-            rates = {f"model.method.{name}": rate for name, rate in stage.rates}
-            by_rate: dict[tuple[float, bool], list[Any]] = {}
+            least = rate_to_reach(stage.reach, self.state.max_steps)
+            rates = {f"model.method.{name}": max(rate, least) for name, rate in stage.rates}
+            grouped: dict[tuple[float, bool, bool], list[Any]] = {}
             for name, parameter in learner.named_parameters():
                 if parameter.requires_grad:
                     special = next((rate for prefix, rate in rates.items() if name.startswith(prefix)), None)
                     usual = stage.learning_rate if name.startswith("model.encoder.") else stage.method_learning_rate
-                    decay = name in decayed and special is None
-                    by_rate.setdefault((usual if special is None else special, decay), []).append(parameter)
+                    apart = special is not None
+                    key = (usual if special is None else special, name in decayed and not apart, apart)
+                    grouped.setdefault(key, []).append(parameter)
             groups = [
-                {"params": parameters, "lr": rate, "weight_decay": self.args.weight_decay if decay else 0.0}
-                for (rate, decay), parameters in by_rate.items()
+                {"params": each, "lr": rate, "weight_decay": self.args.weight_decay if decay else 0.0, "apart": apart}
+                for (rate, decay, apart), each in grouped.items()
             ]
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args, learner)
             self.optimizer = kind(groups, **settings)
             if (after_step := stage.after_step) is not None:
                 self.optimizer.register_step_post_hook(lambda *_: after_step())
         return self.optimizer
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Clip the gradients of parameters with a learning rate of their own apart from all others: both objectives
+        of AdapLeR have their own scale."""
+        if not self.model.stage.rates:
+            return super()._clip_grad_norm(model)
+        self.accelerator.unscale_gradients()
+        norms = []
+        for apart in (False, True):
+            groups = [group["params"] for group in self.optimizer.param_groups if group["apart"] == apart]
+            norms.append(torch.nn.utils.clip_grad_norm_(chain.from_iterable(groups), self.args.max_grad_norm))
+        return norms[0]  # that of the weights is logged
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -64,7 +81,7 @@ class StageTrainer(Trainer):
             return super().evaluate(*args, **named)
         method, stage = self.model.model.method, self.model.stage
         score, cost = self.score(stage.dials or (method.dial.off,))
-        metrics = {"eval_score": score, "eval_cost": cost, "eval_saving": saving(score, cost, self.start_score)}
+        metrics = {"eval_score": score, "eval_cost": cost, "eval_saving": saving(score, cost, self.full_score)}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -74,6 +91,12 @@ class StageTrainer(Trainer):
         model = self.model.model.eval()
         points = sweep(model, self.dev_data, dials, progress=False, encoded=self.dev_encoded)
         return sum(p.score for p in points) / len(points), sum(p.cost for p in points) / len(points)
+
+
+def rate_to_reach(distance: float, steps: int) -> float:
+    """The learning rate with which a parameter can move that far: Adam moves it by at most the rate in each step, and
+    the rate decays linearly."""
+    return min(2 * distance / steps, FASTEST) if steps else 0.0
 
 
 def mean_score(model: AdaptiveModel, encoded: Encoded, prediction: EvalPrediction) -> float:
