@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
+from tiny import make, random_inputs, tiny_model
 
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Pass, Shape, Targets
@@ -16,6 +19,7 @@ from stretto.methods.pabee import agreements
 from stretto.methods.shallow_deep import confidence
 from stretto.state import State
 from stretto.tasks import Classification, Regression
+from stretto.training.learner import Learner
 
 SHAPE = Shape(d=4, n_layers=3, n_labels=2)
 TASK = Classification(["no", "yes"])
@@ -77,6 +81,37 @@ def test_joint_losses_weigh_the_exits() -> None:
         method = METHODS[name](METHODS[name].Config(), SHAPE, TASK)
         assert method.stages()[-1].objective(logits) == pytest.approx(value), name
     assert weighted_loss(torch.tensor([1.0, 4.0]), torch.tensor([3.0, 1.0])) == pytest.approx(7 / 4)
+
+
+@pytest.mark.parametrize("name", ["branchynet", "shallow_deep", "pabee", "lte"])
+def test_joint_exits_start_from_the_pretrained_encoder(name: str) -> None:
+    def stages(**settings: Any) -> list[Any]:
+        return METHODS[name](METHODS[name].Config(**settings), SHAPE, TASK).stages()
+
+    (joint,) = stages()
+    assert (joint.name, joint.epochs, joint.method_learning_rate, joint.layers) == ("joint", 2, 5e-4, (1, 2))
+    assert joint.trains_backbone and not joint.taught and not joint.detached  # there is no full model yet
+    before = stages(joint_start="finetuned", detached=True)
+    assert [stage.name for stage in before] == ["backbone", "exits", "joint"]
+    assert before[-1].taught and before[-1].detached
+
+
+@pytest.mark.parametrize("beneath", [None, "constant_ratio"])
+def test_detached_layers_learn_from_their_own_exit_alone(beneath: str | None) -> None:
+    """Layer n (from 1) gets a gradient from exit n, and from none above; the last layer from the final head."""
+    reached = {}
+    for detached in (False, True):
+        model = tiny_model("pabee", detached=detached)
+        (stage,) = model.method.stages()
+        if beneath:
+            stage = dataclasses.replace(stage, beneath=make(beneath, model.backbone))
+        forward = Learner(model, stage).read(random_inputs([5, 3]), Targets(torch.tensor([0, 1])))
+        weights = [spec.ffn.out.weight for spec in model.backbone.specs]
+        for answer, logits in enumerate(forward.logits, start=1):
+            found = torch.autograd.grad(logits.sum(), weights, retain_graph=True, allow_unused=True)
+            reached[detached, answer] = [n for n, each in enumerate(found, start=1) if each is not None]
+    assert [reached[False, n] for n in (1, 2, 3, 4)] == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
+    assert [reached[True, n] for n in (1, 2, 3, 4)] == [[1], [2], [3], [4]]
 
 
 def test_branchynet_thresholds_per_exit() -> None:

@@ -112,8 +112,8 @@ def test_a_task_of_ones_own_is_trained_evaluated_and_answered_from_the_command_l
 ) -> None:
     train, test = write_films(tmp_path / "train.jsonl", 150, seed=0), write_films(tmp_path / "test.jsonl", 60, seed=1)
     run("train", train, "--task", "multilabel", "--method", "lte", "--model", encoder, "--output", tmp_path / "model",
-        "--learning-rate", "2e-3", "--num-train-epochs", "10", "--exit-epochs", "6", "--exit-learning-rate", "5e-3",
-        "--joint-epochs", "1", "--per-device-train-batch-size", "16")  # fmt: skip
+        "--learning-rate", "2e-3", "--joint-epochs", "12", "--joint-exit-learning-rate", "5e-3",
+        "--per-device-train-batch-size", "16")  # fmt: skip
     points = json.loads(run("evaluate", tmp_path / "model", test, "--json").stdout)
     assert points["main_metric"] == "exact" and points["points"][0]["score"] > 0.9
     assert points["points"][-1]["cost"] < 0.5 < points["points"][-1]["score"]

@@ -14,7 +14,7 @@ from stretto.methods import Combined
 QUICK = {"per_device_train_batch_size": 16, "progress": False, "seed": 1}
 PAIRS = {
     "length_adaptive+deebert": {"length_adaptive_drop_epochs": 1, "deebert_exit_epochs": 4},
-    "depth_mi+pabee": {"depth_mi_depth_epochs": 1, "pabee_exit_epochs": 4},
+    "depth_mi+pabee": {"depth_mi_depth_epochs": 1, "pabee_joint_epochs": 4, "pabee_joint_exit_learning_rate": 5e-3},
     "adapler+alberta": {"adapler_adaptive_epochs": 1, "alberta_gate_epochs": 1},
 }
 

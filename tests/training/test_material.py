@@ -12,7 +12,7 @@ import torch
 from commands import run
 from tiny import TAGS, tiny_model, tiny_questions, tiny_reviews, tiny_tagging
 
-from stretto import AdaptiveModel, sweep, train
+from stretto import AdaptiveModel, StrettoError, sweep, train
 from stretto.data import Dataset
 from stretto.methods import METHODS, Targets
 from stretto.tasks import Classification, Regression, Span, Tokens
@@ -120,3 +120,10 @@ def test_unlabelled_texts_from_the_command_line(tmp_path: Path) -> None:
                   tmp_path / "out2", "--unlabelled", tmp_path / "nowhere.txt")  # fmt: skip
     assert missing.exit_code == 1 and "nowhere.txt" in missing.stderr
     assert not list(tmp_path.glob("out2*"))
+
+
+def test_texts_without_labels_need_a_stage_that_can_use_them(tmp_path: Path) -> None:
+    few, more = tiny_reviews(4), unlabelled(tiny_reviews(4, seed=1))
+    with pytest.raises(StrettoError, match=r"got pabee.*--joint-start finetuned"):
+        train(tiny_model("pabee"), few, few, tmp_path / "out", unlabelled=more, **QUICK)
+    assert not any(tmp_path.iterdir())

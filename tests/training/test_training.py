@@ -33,7 +33,7 @@ def learner(method: str = "deebert", **settings: Any) -> AdaptiveModel:
         epochs |= {"exit_epochs": 6, "exit_learning_rate": 5e-3}
     known = {field.name for field in dataclasses.fields(METHODS[method].Config)}
     further = {
-        "joint_epochs": 3, "drop_epochs": 3, "drop_learning_rate": 1e-3,
+        "joint_epochs": 6, "joint_exit_learning_rate": 5e-3, "drop_epochs": 3, "drop_learning_rate": 1e-3,
         "adaptive_epochs": 3, "adaptive_learning_rate": 5e-4,
         "gate_epochs": 6, "gate_learning_rate": 5e-4, "depth_penalty": 0.2,
         "search_epochs": 3, "retention_learning_rate": 0.1, "retrain_epochs": 3, "retrain_learning_rate": 1e-3,
@@ -402,8 +402,8 @@ def test_two_processes(method: str, tmp_path: Path) -> None:
 
 def test_branchynet_lets_a_share_of_the_texts_go(tmp_path: Path) -> None:
     data = tiny_reviews(64)
-    model = tiny_model("branchynet", joint_epochs=1, exit_epochs=1, leaving_share=0.25)
-    train(model, data, tiny_reviews(16, seed=1), tmp_path / "out", skip="backbone", **QUICK)
+    model = tiny_model("branchynet", joint_epochs=1, leaving_share=0.25)
+    train(model, data, tiny_reviews(16, seed=1), tmp_path / "out", **QUICK)
     loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
     assert len(set(loaded.method.factors.tolist())) == 3  # every exit has its own
     depths = [answer.depth for answer in loaded.predict([text for (text,) in data.texts], dial=0.5)]

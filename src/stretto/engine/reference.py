@@ -120,15 +120,18 @@ class ReferenceEngine:
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
 
-    def hidden_states(self, inputs: Inputs, depth: int | None = None, embedded: Tensor | None = None) -> list[Tensor]:
+    def hidden_states(
+        self, inputs: Inputs, depth: int | None = None, embedded: Tensor | None = None, cut: Collection[int] = ()
+    ) -> list[Tensor]:
         """Nothing decided: [B, T, d] after the embeddings and after each of the first `depth` layers (default: all).
 
-        After the last layer it is what the head reads, as in Hugging Face's `hidden_states`.
-        `embedded` ([B, T, d]) may stand in for the embeddings' own output."""
+        After the last layer it is what the head reads, as in Hugging Face's `hidden_states`. No gradient comes back
+        from above the layers in `cut` (from 1). `embedded` ([B, T, d]) may stand in for the embeddings' own output."""
         hidden = self.embed(inputs) if embedded is None else embedded
         bias_of = undisturbed_bias(inputs, hidden)
         states = [hidden]
         for layer, spec in enumerate(self.backbone.specs[:depth]):
+            hidden = hidden.detach() if layer in cut else hidden
             attended = self.backbone.attend(layer, hidden, bias_of(spec.attention), inputs.positions)
             hidden = self.backbone.feed_forward(layer, attended)
             states.append(hidden)
@@ -142,9 +145,10 @@ class ReferenceEngine:
 
     def run(
         self, inputs: Inputs, decider: Decider, dial: float | Tensor, *,
-        keep_hidden: bool = False, skip: Collection[int] = (), context: Any = None,
+        keep_hidden: bool = False, skip: Collection[int] = (), cut: Collection[int] = (), context: Any = None,
     ) -> Output:  # fmt: skip
-        """What the packed engine computes, differentiably. Layers in `skip` (from 1) are left out for all sequences.
+        """What the packed engine computes, differentiably. Layers in `skip` (from 1) are left out for all sequences; no
+        gradient comes back from above the layers in `cut`.
 
         `context` reaches the decider as `State.context`."""
         run = Run(self.backbone, decider, keep_hidden=keep_hidden, soft=True)
@@ -158,6 +162,8 @@ class ReferenceEngine:
                 table.keep(run.after(state, layer, table.rows))
             if not state.n_sequences:
                 break
+            if layer in cut:
+                table.hidden = table.hidden.detach()
         return run.output(*inputs.input_ids.shape)
 
     def _layer(self, run: Run, layer: int, table: PaddedTable) -> None:

@@ -111,6 +111,8 @@ class Stage:
     """Exits (layers 1..L-1) whose answers this stage's loss reads."""
     final: bool = True
     """Whether it also reads the final head's answer (if not, the layers above the last exit read do not run)."""
+    detached: bool = False
+    """Whether each layer learns from the next exit above it alone: no gradient goes down past an exit that is read."""
     best_by: Literal["score", "loss", "saving", "last"] = "score"
     """Which checkpoint is kept: best mean dev score of all answers read, best dev loss, cheapest on dev within
     `SAVING_LOSS` points of the full model's score before the first stage that is `taught`, or simply the last."""

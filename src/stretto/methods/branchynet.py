@@ -12,7 +12,7 @@ Teerapittayanon, McDanel, Kung: *BranchyNet: Fast Inference via Early Exiting fr
 Differs from the paper: built on transformers instead of convolutional nets; a branch is one exit head; the sum of
 losses is divided by the sum of weights; entropy is divided by log C; per-exit thresholds are one dial times fixed
 factors f_i (1 by default), so that cost stays monotone along one scalar; percentiles are those of the training texts,
-at the dial 0.5; joint training starts from a fine-tuned backbone and exits trained on it.
+at the dial 0.5.
 
 Dial: S, the normalised entropy below which a sequence leaves. 0 is the full model.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,10 +40,15 @@ from stretto.tasks import Task
 class JointConfig(ExitConfig):
     """Settings shared by the methods that train backbone and exits together."""
 
-    joint_epochs: Epochs = 1
-    """Epochs of training backbone and exits together, after both have been trained apart."""
-    joint_exit_learning_rate: LearningRate = 3e-4
+    joint_start: Literal["pretrained", "finetuned"] = "pretrained"
+    """Where backbone and exits start to learn together: from the encoder as it is, or after both have been trained apart
+    (stages backbone and exits, with their settings above)."""
+    joint_epochs: Epochs = 2
+    """Epochs of training backbone and exits together."""
+    joint_exit_learning_rate: LearningRate = 5e-4
     """Learning rate of the exits while they train together with the backbone."""
+    detached: bool = False
+    """Let each layer learn from its own exit alone: no gradient goes down from the exits above."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,8 @@ def quantile_factors(entropies: Tensor, share: float, dial: float) -> Tensor:
 
 
 class JointExits(Method):
-    """Fine-tuning; the exits alone, so that untrained ones do not disturb a trained backbone; then both together."""
+    """Backbone and exits learn together, from the pretrained encoder; or first each alone, so that untrained exits do
+    not disturb a trained backbone."""
 
     verbs = frozenset({"exit"})
     points = frozenset({"after"})
@@ -81,11 +88,12 @@ class JointExits(Method):
 
     def stages(self) -> list[Stage]:
         config, exits = self.config, exits_stage(self.config, self.shape, self.exits_loss)
+        apart = [self.finetuning(), exits] if config.joint_start == "finetuned" else []
         joint = Stage(
             "joint", config.joint_epochs, config.learning_rate, config.joint_exit_learning_rate, layers=exits.layers,
-            objective=self.joint_loss,
+            detached=config.detached, taught=bool(apart), objective=self.joint_loss,
         )  # fmt: skip
-        return [self.finetuning(), exits, joint]
+        return [*apart, joint]
 
     def exits_loss(self, forward: Pass) -> Tensor:
         """What the exits learn from alone."""

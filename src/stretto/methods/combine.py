@@ -186,7 +186,7 @@ class Combined(Method):
         above = [stage for stage in self.second.stages() if stage != finetuning]  # it has been done
         return [
             *(dataclasses.replace(stage, method=self.first) for stage in self.first.stages()),
-            *(dataclasses.replace(stage, method=self.second, beneath=self.first) for stage in above),
+            *(dataclasses.replace(stage, method=self.second, beneath=self.first, taught=True) for stage in above),
         ]
 
 

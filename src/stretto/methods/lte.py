@@ -13,7 +13,7 @@ Xin, Tang, Yu, Lin: *BERxiT: Early Exiting for BERT with Better Fine-Tuning and 
 
 Differs from the paper: x_i is the pooled state the exit itself reads (mean by default); the odd step's sum is
 divided by the number of exits, so that both kinds of step have one scale; the predictor does not push gradients into
-the backbone; joint training starts from a fine-tuned backbone and exits trained on it.
+the backbone.
 
 Dial: the expected wrongness below which a sequence leaves. 0 is the full model.
 """

@@ -10,9 +10,8 @@ Zhou, Xu, Ge, McAuley, Xu, Wei: *BERT Loses Patience: Fast and Robust Inference 
     regression: agreement is |y_i - y_{i-1}| < τ                      -> `SequenceTask.same_answer`
     exit at i if cnt_i = patience                                     -> `PABEE.decide`
 
-Differs from the paper: exits pool the mean of the tokens by default; joint training starts from a fine-tuned backbone
-and exits trained on it. The counter is kept per sequence, so answers and costs do not depend on the neighbours in a
-batch.
+Differs from the paper: exits pool the mean of the tokens by default. The counter is kept per sequence, so answers and
+costs do not depend on the neighbours in a batch.
 
 Dial: patience. The earliest exit is after patience + 1 layers; 0 (or L - 1 and more) is the full model.
 """

@@ -9,7 +9,7 @@ Kaya, Hong, Dumitras: *Shallow-Deep Networks: Understanding and Mitigating Netwo
     exit at i if max_c softmax(z_i)_c > T        -> `confidence`, `ShallowDeep.decide`
 
 Differs from the paper: built on transformers; the weights are fixed at i / L (the paper raises each from 0.01 towards
-the relative cost of its exit while training); joint training starts from a fine-tuned backbone and exits trained on it.
+the relative cost of its exit while training).
 
 Dial: T, the probability above which a sequence leaves. 1 is the full model.
 """

@@ -40,6 +40,11 @@ class Learner(nn.Module):
             self.model.encoder.eval()  # frozen means frozen: no dropout either
         return self
 
+    @property
+    def cut(self) -> tuple[int, ...]:
+        """Layers from above which no gradient comes back."""
+        return self.stage.layers if self.stage.detached else ()
+
     def forward(
         self,
         labels: Tensor,
@@ -85,7 +90,8 @@ class Learner(nn.Module):
         assert exits is not None
         recorder = Recorder(exits)
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
-            final = self.model.reference.run(inputs, self.above_beneath(recorder, batch), 0.0).logits
+            shortened = self.above_beneath(recorder, batch)
+            final = self.model.reference.run(inputs, shortened, 0.0, cut=self.cut).logits
         pooled = recorder.pooled(batch, self.model.backbone.n_layers - 1)  # [B, E, d]
         read = [pooled[:, layer - 1] for layer in stage.layers]
         early = [exits(layer, x) for layer, x in zip(stage.layers, read, strict=True)]
@@ -102,7 +108,7 @@ class Learner(nn.Module):
             logits = self.say(last, inputs, targets.labels).unsqueeze(0)
             return Pass((), logits, last.new_zeros(0, *last.shape), targets, self.step)
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
-            states = self.model.reference.hidden_states(inputs, None if stage.final else max(stage.layers))
+            states = self.model.reference.hidden_states(inputs, None if stage.final else max(stage.layers), cut=self.cut)
             read = [exits.pool_padded(states[n], inputs.attention_mask) for n in stage.layers] if exits else []
             last = self.model.backbone.head.pool_padded(states[-1], inputs.attention_mask)
         return self.answers(read, last, targets)

@@ -88,6 +88,11 @@ def train_stages(
             f"got {', '.join(unknown)}. Name one of its stages."
         )
     stages = [stage for stage in stages if stage.name not in skip]
+    if unlabelled is not None and not any(stage.taught or not stage.needs_labels for stage in stages):
+        raise StrettoError(
+            f"Expected a method whose stages can learn from texts without labels, got {model.method.name}, in which no "
+            "stage follows the fine-tuning. Leave them out, or take another method (joint exits: --joint-start finetuned)."
+        )
     check_place(output)
     work = Path(f"{output}.work")
     model.task.learn_from(train_data)
