@@ -16,9 +16,8 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from stretto.backbones import Backbone, backbone_for
 from stretto.data.tokenise import NO_WORD
-from stretto.data.words import word_keys
+from stretto.data.words import WordTable, word_keys
 from stretto.methods import METHODS
-from stretto.methods.depths import WordDepths
 from stretto.state import Inputs
 from stretto.tasks import Classification, Span, Tokens
 
@@ -100,14 +99,15 @@ def random_inputs(lengths: list[int], seed: int = 0, *, side: str = "right", typ
 
 def give_table(method: Any) -> Any:
     """Random entries for most words of the vocabulary, if the method has a table of words."""
-    if isinstance(method, WordDepths):
+    table = getattr(method, "table", getattr(getattr(method, "scores", None), "table", None))
+    if isinstance(table, WordTable):
         ids = torch.arange(len(SPECIAL), VOCABULARY).unsqueeze(1)
         ids = ids[ids.squeeze(1) % 9 > 0]  # the others have not been seen
         keys, order = word_keys(ids, torch.zeros_like(ids)).squeeze(1).sort()
         generator = torch.Generator().manual_seed(11)
-        count, width = len(keys), method.table.values.shape[1]
+        count, width = len(keys), table.values.shape[1]
         values = 1 + torch.randint(0, 4, (count, width), generator=generator).float()
-        method.table.fill(keys, ids[order], torch.ones(count), values)
+        table.fill(keys, ids[order], torch.ones(count), values)
     return method
 
 

@@ -25,6 +25,7 @@ from stretto.engine.written import Text as WrittenText
 from stretto.engine.written import TextTrace, Written
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Method, Shape
+from stretto.methods.scores import KeepsBest
 from stretto.saving.folder import (
     Folder,
     load_config,
@@ -81,9 +82,10 @@ class AdaptiveModel(nn.Module):
         """Load a stretto folder, or wrap a Hugging Face model with a fresh `method` (default 'full').
 
         A stretto folder may also be opened with another method: its exits carry over if the new method has exits of
-        the same form, all else starts afresh. `settings` are fields of the method's Config. `task` replaces the
-        head's labels (for training). `dtype='int8'` quantises the packed engine's matrix products. `max_length` cuts
-        inputs (or windows of them) shorter than the encoder needs, and is saved with the tokenizer."""
+        the same form, and so does what tokens are ranked by; all else starts afresh. `settings` are fields of the
+        method's Config. `task` replaces the head's labels (for training). `dtype='int8'` quantises the packed engine's
+        matrix products. `max_length` cuts inputs (or windows of them) shorter than the encoder needs, and is saved with
+        the tokenizer."""
         if task is not None and not isinstance(task, Task):
             raise StrettoError(
                 f"Expected a task such as stretto.tasks.Classification(['bad', 'good']), got {task!r:.60}. "
@@ -108,6 +110,8 @@ class AdaptiveModel(nn.Module):
             model.dial, model.operating_points, model.provenance = folder.dial, folder.points, folder.provenance
         elif folder is not None and built.exits is not None and folder.config.get("pool") == built.exits.pool:
             folder.load_weights(built.exits, prefix="exits.", new_labels=new_labels)
+        elif folder is not None and isinstance(built, KeepsBest) and built.scores.form.items() <= folder.config.items():
+            folder.load_weights(built.scores, prefix="scores.")
         check_weights(model, str(name_or_path))
         return model.eval()
 

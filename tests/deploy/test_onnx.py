@@ -92,6 +92,11 @@ def test_the_folder_is_complete_and_never_overwritten(staged: tuple[Any, Path]) 
         ("deebert", {"dial": 0.5, "stages": 2, "whole": True}, "either --stages or --whole"),
         ("adapler", {"dial": 1.0}, "how many of its tokens"),
         ("constant_ratio", {"dial": 0.7, "stages": 2}, "only exits for --stages"),
+        (
+            "constant_ratio",
+            {"dial": 0.7},
+            "which a graph cannot look up. Train it with --select attention",
+        ),
         ("full", {"dtype": "int4"}, "float32, int8"),
     ],
 )

@@ -20,8 +20,9 @@ from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine, undisturbed_bias
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Shape
-from stretto.methods.depth_mi import equal_width_depths, mutual_information, presence, towards
+from stretto.methods.depth_mi import equal_width_depths, mutual_information, towards
 from stretto.methods.pooled_head import PooledHead
+from stretto.methods.word_counts import presence
 from stretto.state import Decision, Inputs
 from stretto.tasks import Classification
 from stretto.tasks.regression import bin_edges

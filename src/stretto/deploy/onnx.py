@@ -92,7 +92,8 @@ def form_of(model: AdaptiveModel, dial: float, *, stages: int | None, whole: boo
     if stages is not None and not 1 <= stages <= model.backbone.n_layers:
         raise StrettoError(f"Expected 1 to {model.backbone.n_layers} stages, got {stages}. Choose another number.")
     exits = method.points == {"after"} and method.exits is not None
-    fixed = fixed_depth(model, dial) is not None or (isinstance(method, KeepsTokens) and method.points == {"between"})
+    counted = isinstance(method, KeepsTokens) and method.points == {"between"}
+    fixed = fixed_depth(model, dial) is not None or (counted and not method.reads_words)
     if stages is not None and not exits:
         raise StrettoError(
             f"Expected a method that only exits for --stages, got {method.name}. Leave --stages out for a single graph."
@@ -103,6 +104,8 @@ def form_of(model: AdaptiveModel, dial: float, *, stages: int | None, whole: boo
         return "whole"
     if exits:
         why = "its depth differs from text to text, which a single graph cannot follow. Export it without --whole"
+    elif counted:
+        why = "it ranks tokens by a table of words, which a graph cannot look up. Train it with --select attention"
     else:
         why = "how many of its tokens a layer computes differs from text to text, which a graph of fixed form cannot "
         why += f"follow. Export the full model (--dial {method.dial.off:g}), or one trained with another method"

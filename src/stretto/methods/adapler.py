@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from stretto.engine.reference import ReferenceEngine
 from stretto.methods.base import ANY_ANSWER, Batches, Dial, Method, Notes, Shape, Stage, Targets, TrainingBatch
-from stretto.methods.saliency import saliency
+from stretto.methods.contribution import ContributionPredictors, divergence, saliency_notes
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share, Size, Weight
 from stretto.state import Decision, State
 from stretto.tasks import Task
@@ -175,10 +175,7 @@ class AdapLeR(Method):
 
     def __init__(self, config: AdapLeRConfig, shape: Shape, task: Task) -> None:
         super().__init__(config, shape, task)
-        size = config.predictor_size
-        self.predictors = nn.ModuleList(
-            nn.Sequential(nn.Linear(shape.d, size), nn.GELU(), nn.Linear(size, 1)) for _ in range(shape.n_layers)
-        )
+        self.predictors = ContributionPredictors(shape, config.predictor_size)
         self.eta = nn.Parameter(torch.full((shape.n_layers,), config.eta))
         self.theta = nn.Parameter(torch.ones(shape.n_layers))
 
@@ -188,20 +185,10 @@ class AdapLeR(Method):
         asked = state.dial > 0  # [B] who keeps all tokens needs no predictor, and pays none
         if not bool(asked.any()):
             return None
-        score = contributions(self.predict(state, asked), state)
-        state.spend(asked * state.lengths * (self.shape.d + 1) * self.config.predictor_size)
+        score = contributions(self.predictors.ask(state, asked), state)
         eta = self.eta[state.layer - 1].clamp(*ETA_RANGE)
         threshold = state.dial * eta / state.lengths  # [B]
         return Decision(drop=score < threshold[state.sequence], score=score)
-
-    def predict(self, state: State, asked: Tensor) -> Tensor:
-        """[N] what the predictor of this layer says of each row; 0 in the sequences not `asked` ([B] bool)."""
-        predictor = self.predictors[state.layer - 1]
-        if bool(asked.all()):
-            return predictor(state.rows).squeeze(-1)
-        rows = asked[state.sequence]
-        said = predictor(state.rows[rows]).squeeze(-1)
-        return said.new_zeros(state.n_rows).index_put((rows,), said)
 
     def fade(self, state: State, fading: Fading) -> Decision:
         layer, notes, salience = state.layer - 1, state.notes_of(self).rows, state.input_notes["saliency"]
@@ -209,15 +196,14 @@ class AdapLeR(Method):
         presence = gone.exp()
         dummy = torch.where(state.position == 0, fading.theta_dummy[layer].log(), 0.0)
         everyone = torch.ones_like(state.ids, dtype=torch.bool)
-        score = contributions(self.predict(state, everyone) + gone + dummy, state)
+        score = contributions(self.predictors.ask(state, everyone) + gone + dummy, state)
         threshold = fading.eta[layer] / by_sequence(presence, state)  # [B]
         removed = soft_removal(score, threshold[state.sequence], fading.steepness, self.config.beta)
         removed = torch.where(state.protected, 0.0, removed)
         notes["gone"] = gone + removed
 
         target = amplified(salience, presence.detach(), self.theta[layer].detach(), state)
-        log_ratio = torch.where(target > 0, (target.clamp(min=1e-12) / score.clamp(min=1e-12)).log(), 0.0)
-        fading.divergence.append(by_sequence(target * log_ratio, state))
+        fading.divergence.append(by_sequence(divergence(target, score), state))
         fading.tokens.append(by_sequence(notes["gone"].exp(), state))
         return Decision(attention_bias=removed)
 
@@ -239,12 +225,7 @@ class AdapLeR(Method):
         return [finetuning, adaptive, *([retrain] if config.retrain_epochs else [])]
 
     def note_saliency(self, engine: ReferenceEngine, batches: Batches) -> Notes:
-        """The saliency of every training token, from the fine-tuned model."""
-        found: list[Tensor] = []
-        for inputs, labels in batches:
-            salience, mask = saliency(engine, self.task, inputs, labels), inputs.attention_mask.bool()
-            found += [row[kept] for row, kept in zip(salience, mask, strict=True)]
-        return {"saliency": found}
+        return saliency_notes(engine, self.task, batches)
 
     def adaptive_loss(self, batch: TrainingBatch) -> Tensor:
         config = self.config
@@ -254,14 +235,14 @@ class AdapLeR(Method):
         logits = batch.run(self.dial.off, context=fading).logits
         task_loss = self.taught_loss(logits, batch.targets)
         weight = layer_weights(self.shape.n_layers).to(eta)
-        divergence = (weight * torch.stack(fading.divergence).mean(dim=1)).sum()
+        distance = (weight * torch.stack(fading.divergence).mean(dim=1)).sum()
         tokens = torch.stack(fading.tokens).mean(dim=1).sum()
 
         # η and θ follow another objective than the weights: their gradients are taken here and handed on through
         # terms whose value is 0. θ is not in the graph; its dummy is.
         to_eta, to_dummy = torch.autograd.grad(task_loss + config.phi * tokens, (eta, dummy), retain_graph=True)
         hand_on = zero_with_gradient(self.eta, to_eta) + zero_with_gradient(self.theta, to_dummy / self.theta.detach())
-        return task_loss + config.gamma * divergence + hand_on
+        return task_loss + config.gamma * distance + hand_on
 
     def steepness(self, epoch: float) -> float:
         """λ after so many epochs of the adaptive stage."""

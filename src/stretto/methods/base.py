@@ -228,7 +228,7 @@ class Method(nn.Module):
     uses_exits: ClassVar[bool] = False
     restore: bool = False
     """Whether dropped tokens get their last state back after the last layer."""
-    reads_words: ClassVar[bool] = False
+    reads_words: bool = False
     """Whether `Inputs.notes` are to tell which word each token belongs to (`word`, and `word_key`: see `words.py`)."""
     monotone: bool = True
     """Whether cost never rises along the sweep for any sequence; if not, it falls on average, once asking is paid."""

@@ -41,8 +41,8 @@ class JointConfig(ExitConfig):
     """Settings shared by the methods that train backbone and exits together."""
 
     joint_start: Literal["pretrained", "finetuned"] = "pretrained"
-    """Where backbone and exits start to learn together: from the encoder as it is, or after both have been trained apart
-    (stages backbone and exits, with their settings above)."""
+    """Where backbone and exits start to learn together: from the 'pretrained' encoder, or 'finetuned', after both have
+    been trained apart (stages backbone and exits, with their settings above)."""
     joint_epochs: Epochs = 2
     """Epochs of training backbone and exits together."""
     joint_exit_learning_rate: LearningRate = 5e-4

@@ -142,6 +142,7 @@ class Combined(Method):
         self.first, self.second = first(config.of(first), shape, task), second(config.of(second), shape, task)
         self.points, self.restore = self.first.points | self.second.points, self.first.restore
         self.stacks = self.first.stacks | self.second.stacks
+        self.reads_words = self.first.reads_words or self.second.reads_words
         self.set_frontier(config.costs, config.frontier)
 
     def set_frontier(self, costs: Sequence[float], frontier: Sequence[Sequence[float]]) -> None:
@@ -214,6 +215,6 @@ def combination(first: type[Method], second: type[Method]) -> type[Combined]:
             "__module__": __name__, "parts": (first, second), "name": f"{first.name}+{second.name}",
             "Config": config_of(first, second), "verbs": first.verbs | second.verbs,
             "needs": first.needs & second.needs,
-            "uses_exits": second.uses_exits, "reads_words": first.reads_words or second.reads_words,
+            "uses_exits": second.uses_exits,
         },
     )  # fmt: skip

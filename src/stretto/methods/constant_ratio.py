@@ -6,7 +6,7 @@ tokens (`select`) it also serves as the comparison of selections at equal cost.
 Kim, Cho: *Length-Adaptive Transformer*, ACL 2021 (the comparison in its Figure 3 and Table 2).
 
     l_i = r^i n                                                    -> `constant_ratio_lengths`
-    keep the highest: attention received, chance, or saliency      -> `ConstantRatio.score`
+    keep the highest: as `stretto.methods.scores`, or by chance or saliency  -> `ConstantRatio.score`
 
 Differs from the paper: chance and saliency are our additions. Chance gives each place in a text one number, for all
 layers and texts. Saliency is a note on the input ([batch, columns], see `stretto.methods.saliency`), as it takes
@@ -33,8 +33,9 @@ LONGEST = 8192
 
 @dataclass(frozen=True)
 class ConstantRatioConfig(LengthDropConfig):
-    select: Literal["attention", "random", "saliency"] = "attention"
-    """Which tokens stay: those that receive most attention, random ones, or the most salient ones."""
+    select: Literal["attention", "attention+table", "predictor", "random", "saliency"] = "attention+table"  # type: ignore[assignment]
+    """Which tokens stay: those that receive most 'attention', as published; 'attention+table', which adds how much a
+    word tells of the label; those that a 'predictor' expects to contribute most; 'random' ones, or by 'saliency'."""
     selection_seed: int = 0
     """What the random choice follows from."""
 
@@ -59,16 +60,16 @@ class ConstantRatio(LengthDrop):
     def stages(self) -> list[Stage]:
         if self.config.select == "saliency":
             raise StrettoError(
-                "Expected a selection by attention or at random to train with, got saliency, which needs a trained "
-                "model and the right answer. Train by attention, then open the model with select='saliency'."
+                "Expected a selection to train with (attention, attention+table, predictor, random), got saliency, "
+                "which needs a trained model and the right answer. Train, then open the model with select='saliency'."
             )
         return super().stages()
 
-    def score(self, state: State) -> Tensor:
-        if self.config.select == "attention":
-            return super().score(state)
+    def score(self, state: State, asked: Tensor | None = None) -> Tensor:
         if self.config.select == "random":
             return chance(state.position, self.config.selection_seed)
+        if self.config.select != "saliency":
+            return super().score(state, asked)
         if "saliency" not in state.input_notes:
             raise StrettoError(
                 "Expected the saliency of every token in Inputs.notes, got none. "

@@ -32,11 +32,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from stretto.data.words import Tally, Words, words_in
 from stretto.engine.reference import ReferenceEngine
 from stretto.methods.base import Batches, Dial, Notes, Shape, Stage
 from stretto.methods.depths import WordDepthConfig, WordDepths
 from stretto.methods.settings import Positive, Range, TrueShare
+from stretto.methods.word_counts import texts_with_words
 from stretto.tasks import Task
 
 
@@ -87,14 +87,6 @@ def towards(depth: Tensor, dial: Tensor, n_layers: int) -> Tensor:
     return (n_layers - dial * (n_layers - depth)).round(decimals=9).ceil().clamp(min=1).long()
 
 
-def presence(words: Words) -> Tensor:
-    """Indices of the first occurrence of each word in each sequence: a text has a word or has it not."""
-    _, kind = words.keys.unique(return_inverse=True)
-    seen, place = (words.sequence * (len(words.keys) + 1) + kind).unique(return_inverse=True)
-    numbers = torch.arange(len(place), device=place.device)
-    return place.new_full((len(seen),), len(place)).scatter_reduce(0, place, numbers, "amin")
-
-
 class DepthMI(WordDepths):
     name = "depth_mi"
     Config = DepthMIConfig
@@ -128,16 +120,7 @@ class DepthMI(WordDepths):
 
     def count(self, batches: Batches, classes_of: Tensor, n_classes: int) -> None:
         """Fill the table from texts whose classes ([n], in order) are known."""
-        tally, texts = Tally(n_classes), torch.bincount(classes_of, minlength=n_classes)
-        done = 0
-        for inputs, _ in batches:
-            classes = classes_of[done : (done := done + len(inputs.input_ids))]
-            notes = inputs.notes
-            words = words_in(inputs.input_ids, inputs.attention_mask, notes["word"], notes["word_key"])
-            once = presence(words)
-            hits = torch.nn.functional.one_hot(classes[words.sequence[once]], n_classes)
-            tally.add(words.keys[once], words.pieces[once], hits)
-        tally.settle()
+        tally, texts = texts_with_words(batches, classes_of, n_classes), torch.bincount(classes_of, minlength=n_classes)
         self.check_words(tally)
         information = mutual_information(tally.sums, texts, self.config.smoothing)
         depths = equal_width_depths(information, self.shape.n_layers, self.config.least_information)

@@ -24,6 +24,7 @@ from stretto.errors import StrettoError
 from stretto.methods.base import Method, Shape, Stage, TrainingBatch
 from stretto.methods.pooled_head import PooledHead
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share
+from stretto.methods.word_counts import rows_of
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
@@ -146,11 +147,7 @@ class WordDepths(DepthAdaptive):
 
     def depths(self, state: State) -> Tensor:
         self.check_table()
-        if "word_key" not in state.input_notes:
-            raise StrettoError(
-                "Expected the word of every token in Inputs.notes, got none. Tokenise with AdaptiveModel.encode."
-            )
-        rows = self.table.find(state.input_notes["word_key"])  # [N]
+        rows = rows_of(self.table, state)
         depth = self.word_depths(rows.clamp(min=0), state.dial[state.sequence])
         depth = torch.where(rows < 0, self.shape.n_layers, depth)  # unseen words and special tokens
         if self.config.special == "deepest":

@@ -1,20 +1,21 @@
 """Length-Adaptive Transformer: one training, any budget.
 
 The model is trained so that every layer may shorten its sequences at random; afterwards a search finds, for every
-budget, how many tokens each layer should keep. Which ones is settled by significance, the attention a token
-receives. Tokens that leave get their last state back in the end, so that questions about every token (entities,
-answer spans) can be answered too.
+budget, how many tokens each layer should keep. Which ones is settled by a score: the attention a token receives, and
+what its word tells of the label. Tokens that leave get their last state back in the end, so that questions about every
+token (entities, answer spans) can be answered too.
 
 Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime with Search*, ACL 2021.
 
     l_{i+1} ~ U((1 - p) l_i, l_i), smallest l_{i+1} = (1 - p) l_i    -> `sample_drops`, `dropped_lengths`
     LayerDrop: each layer skipped with probability p                 -> `sample_skips`
     (L_full + KL(full ‖ smallest) + Σ KL(full ‖ random)) / (n_s + 2) -> `LengthDrop.sandwich_loss`
-    significance: attention received, drop between attention and FFN -> `LengthDrop.decide`
+    significance: attention received, drop between attention and FFN -> `LengthDrop.decide`, `stretto.methods.scores`
     evolutionary search                                              -> `stretto.budget.search`
 
 Differs from the paper: configurations are fractions of the input's length, so that they apply to any input and each
-sequence of a batch is cut by its own length; LayerDrop spares the full model, which teaches the others; the
+sequence of a batch is cut by its own length; significance is attention received and a table of words unless told
+otherwise (`select="attention"`: as published); LayerDrop spares the full model, which teaches the others; the
 configuration may differ from sequence to sequence of a batch, as the dial may.
 
 Dial: the budget. The most expensive configuration found by the search (before it: of constant ratio) whose cost on the
@@ -31,15 +32,16 @@ import torch
 from torch import Tensor
 
 from stretto.errors import StrettoError
-from stretto.methods.base import ANY_ANSWER, Dial, Method, Shape, Stage, TrainingBatch
+from stretto.methods.base import ANY_ANSWER, Dial, Shape, Stage, TrainingBatch
+from stretto.methods.scores import KeepsBest, ScoreConfig
 from stretto.methods.selection import AT_LEAST, drop_all_but, within_budget
-from stretto.methods.settings import Count, Epochs, FinetuningConfig, LearningRate, Share
+from stretto.methods.settings import Count, Epochs, LearningRate, Share
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
-class LengthDropConfig(FinetuningConfig):
+class LengthDropConfig(ScoreConfig):
     drop_epochs: Epochs = 5
     """Epochs of training with LengthDrop (the second stage)."""
     drop_learning_rate: LearningRate = 2e-5
@@ -105,7 +107,7 @@ def count_of(fraction: Tensor, n: Tensor) -> Tensor:
     return (fraction * n).round(decimals=9).ceil().long().clamp(min=AT_LEAST)
 
 
-class LengthDrop(Method):
+class LengthDrop(KeepsBest):
     """Training that makes a model robust against any lengths, and the selection by significance."""
 
     verbs = frozenset({"drop"})
@@ -129,19 +131,16 @@ class LengthDrop(Method):
         count = count_of(fraction, came_in)
         if bool((count >= state.lengths).all()):
             return Decision()
-        score = self.score(state)
+        score = self.score(state, count < state.lengths)
         return Decision(drop=drop_all_but(count, score, state), score=score)
-
-    def score(self, state: State) -> Tensor:
-        return state.attention_received
 
     def stages(self) -> list[Stage]:
         config = self.config
         drop = Stage(
             "drop", config.drop_epochs, config.drop_learning_rate, decides=True, dials=self.dev_dials(),
-            objective=self.sandwich_loss,
+            objective=self.sandwich_loss, prepare=self.count_words,
         )  # fmt: skip
-        return [self.finetuning(), drop]
+        return [self.finetuning(), *self.score_stages(), drop]
 
     def dev_dials(self) -> tuple[float, ...]:
         """The full model and one at about half its cost decide which checkpoint is best."""

@@ -7,13 +7,14 @@ number of tokens it keeps; the model is then trained again with the others gone.
 Goyal, Choudhury, Raje, Chakaravarthy, Sabharwal, Verma: *PoWER-BERT: Accelerating BERT Inference via Progressive
 Word-vector Elimination*, ICML 2020.
 
-    significance of a token: attention it receives                  -> `State.attention_received`
+    significance of a token: attention it receives                  -> `stretto.methods.scores`
     soft extraction: output x r_l[place], 0 <= r <= 1               -> `places`, `soft_extract`
     loss + λ Σ_l (l / L) Σ_k r_l[k]                                 -> `elimination_penalty`, `PowerBERT.search_loss`
     l_j = round Σ_k r_j[k], at least 2, never rising                -> `configuration`
     hard extraction: protected tokens and the best l_j - 1 others   -> `PowerBERT.decide`
 
-Differs from the paper: significance includes the attention a token pays to itself, and padding takes no part in it;
+Differs from the paper: to the attention received a table of words is added unless told otherwise
+(`select="attention"`: as published); it includes the attention a token pays to itself, and padding takes no part in it;
 tokens that may not be dropped share place 0, whose weight is fixed at 1; layer numbers are divided by L, so that λ is
 what a token in the last layer must be worth in loss, whatever the depth (the paper's λ times L); places that no
 training text has start at 0 instead of sinking to it; a text keeps min(l_j, n) of its n tokens. Places from
@@ -33,9 +34,10 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import StrettoError
-from stretto.methods.base import ANY_ANSWER, Batches, Dial, Method, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.base import ANY_ANSWER, Batches, Dial, Notes, Shape, Stage, TrainingBatch
+from stretto.methods.scores import KeepsBest, ScoreConfig
 from stretto.methods.selection import AT_LEAST, ranks
-from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Size, Weight
+from stretto.methods.settings import Epochs, LearningRate, Size, Weight
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
@@ -47,7 +49,7 @@ AS_TRAINED = 1.0  # the dial at which every layer keeps the number of tokens it 
 
 
 @dataclass(frozen=True)
-class PowerBERTConfig(FinetuningConfig):
+class PowerBERTConfig(ScoreConfig):
     search_epochs: Epochs = 3
     """Epochs of the search for how many tokens each layer keeps (the second stage)."""
     search_learning_rate: LearningRate = 2e-5
@@ -104,7 +106,7 @@ class Searching:
     """The context of a training pass in which tokens are weighed instead of dropped."""
 
 
-class PowerBERT(Method):
+class PowerBERT(KeepsBest):
     name = "power_bert"
     Config = PowerBERTConfig
     verbs = frozenset({"drop"})
@@ -134,34 +136,31 @@ class PowerBERT(Method):
         count = self.kept(n, state.dial, state.layer)
         if bool((count >= present).all()):
             return None
-        significance = self.score(state)
+        significance = self.score(state, count < present)
         return Decision(drop=places(significance, state) >= count[state.sequence], score=significance)
 
     def kept(self, n: Tensor, dial: Tensor, layer: int) -> Tensor:
         return interpolate(n, configuration(retention(self.weights.detach()))[layer - 1], dial)
-
-    def score(self, state: State) -> Tensor:
-        return state.attention_received
 
     def stages(self) -> list[Stage]:
         config = self.config
         search = Stage(
             "search", config.search_epochs, config.search_learning_rate, best_by="last", decides=True,
             dials=(AS_TRAINED,), rates=(("weights", config.retention_learning_rate),),
-            objective=self.search_loss, prepare=self.forget_unused_places, after_step=self.clip_weights,
+            objective=self.search_loss, prepare=self.prepare_search, after_step=self.clip_weights,
         )  # fmt: skip
         retrain = Stage(
             "retrain", config.retrain_epochs, config.retrain_learning_rate, decides=True, dials=(AS_TRAINED,),
             objective=self.loss_at(AS_TRAINED),
         )  # fmt: skip
-        return [self.finetuning(), search, retrain]
+        return [self.finetuning(), *self.score_stages(), search, retrain]
 
     @torch.no_grad()
-    def forget_unused_places(self, engine: ReferenceEngine, batches: Batches) -> Notes:
+    def prepare_search(self, engine: ReferenceEngine, batches: Batches) -> Notes:
         """Places that no training text has start at 0."""
         longest = max(int(inputs.attention_mask.sum(dim=1).max()) for inputs, _ in batches)
         self.weights[:, longest:] = 0
-        return {}
+        return self.count_words(engine, batches)
 
     def search_loss(self, batch: TrainingBatch) -> Tensor:
         logits = batch.run(self.dial.off, context=Searching()).logits

@@ -24,8 +24,8 @@ class KeepsTokens(Protocol):
         """[B] tokens that came in, [B] dials -> [B] tokens that leave `layer` (from 1)."""
         ...
 
-    def score(self, state: State) -> Tensor:
-        """[N] what the tokens are ranked by."""
+    def score(self, state: State, asked: Tensor | None = None) -> Tensor:
+        """[N] what the tokens are ranked by; sequences that are not `asked` ([B] bool) drop none, and may get 0."""
         ...
 
 

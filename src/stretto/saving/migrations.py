@@ -19,7 +19,9 @@ Settings = dict[str, Any]
 
 #: Format -> method -> setting -> value: a folder of this format, or of an earlier one, that does not name the setting
 #: means this value.
-EARLIER_SETTINGS: dict[int, dict[str, dict[str, Any]]] = {1: {}}
+EARLIER_SETTINGS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {name: {"select": "attention"} for name in ("constant_ratio", "length_adaptive", "power_bert")},
+}
 #: Method -> settings that folders of earlier formats name and nobody asks for today: they were about training alone.
 GONE: dict[str, tuple[str, ...]] = {"depth_reconstruction": ("unlabelled",)}
 
@@ -44,8 +46,9 @@ def earlier(version: int, method: str) -> dict[str, Any]:
     """What the settings of a method meant, that a folder of this format does not name."""
     meant: dict[str, Any] = {}
     for number in sorted(EARLIER_SETTINGS, reverse=True):
-        if version <= number:
-            meant |= EARLIER_SETTINGS[number].get(method, {})
+        for part in method.split("+") if version <= number else ():
+            prefix = f"{part}_" if part != method else ""  # settings of a part of a combination
+            meant |= {prefix + name: value for name, value in EARLIER_SETTINGS[number].get(part, {}).items()}
     return meant
 
 

@@ -108,7 +108,8 @@ class Learner(nn.Module):
             logits = self.say(last, inputs, targets.labels).unsqueeze(0)
             return Pass((), logits, last.new_zeros(0, *last.shape), targets, self.step)
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
-            states = self.model.reference.hidden_states(inputs, None if stage.final else max(stage.layers), cut=self.cut)
+            depth = None if stage.final else max(stage.layers)
+            states = self.model.reference.hidden_states(inputs, depth, cut=self.cut)
             read = [exits.pool_padded(states[n], inputs.attention_mask) for n in stage.layers] if exits else []
             last = self.model.backbone.head.pool_padded(states[-1], inputs.attention_mask)
         return self.answers(read, last, targets)

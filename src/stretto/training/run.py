@@ -90,8 +90,8 @@ def train_stages(
     stages = [stage for stage in stages if stage.name not in skip]
     if unlabelled is not None and not any(stage.taught or not stage.needs_labels for stage in stages):
         raise StrettoError(
-            f"Expected a method whose stages can learn from texts without labels, got {model.method.name}, in which no "
-            "stage follows the fine-tuning. Leave them out, or take another method (joint exits: --joint-start finetuned)."
+            f"Expected a method with a stage that can learn from texts without labels, got {model.method.name}: "
+            "none follows the fine-tuning. Leave them out, or let one follow (exits: --joint-start finetuned)."
         )
     check_place(output)
     work = Path(f"{output}.work")
