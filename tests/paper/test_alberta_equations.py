@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
-from stretto.methods.alberta import GATED, IGNORED, StructurePredictor, revpc
+from stretto.methods.alberta import GATED, IGNORED, StructurePredictor, leaving, revpc
 from stretto.methods.base import Targets, TrainingBatch
 from stretto.state import Decision, Output, State
 from stretto.tasks import Tokens
@@ -24,13 +24,16 @@ LENGTHS = [5, 9, 12]  # rising: both engines then keep the order, and the fixed 
 GATES = torch.tensor([[1.0, 0.875, 0.5], [1.0, 0.625, 0.625], [1.0, 0.25, 0.125]])
 
 
+PUBLISHED: dict[str, Any] = {"pool": "cls", "exit_loss": "drawn", "exit_share": 0.0}
+
+
 class FixedGates(nn.Module):
     """In the place of the predictor: what the test says."""
 
     macs = 0
 
-    def forward(self, first_rows: Tensor) -> Tensor:
-        return GATES[: len(first_rows)]
+    def forward(self, read: Tensor) -> Tensor:
+        return GATES[: len(read)]
 
 
 def model_with_fixed_gates(**settings: Any) -> Any:
@@ -103,7 +106,7 @@ def test_a_sequence_leaves_exactly_before_the_initial_gate_below_gamma(gamma: fl
 
 @pytest.mark.parametrize("task", [None, Tokens(TAGS)])
 def test_who_leaves_is_answered_by_the_models_own_head_from_the_gated_states(task: Any) -> None:
-    model, inputs = model_with_fixed_gates(task=task), random_inputs(LENGTHS)
+    model, inputs = model_with_fixed_gates(task=task, pool="cls"), random_inputs(LENGTHS)
     backbone, valid = model.backbone, inputs.attention_mask.bool()
     output = model.run(inputs, 0.6)
     assert output.trace.depth.tolist() == [3, 4, 2]
@@ -137,8 +140,9 @@ def training_batch(model: Any) -> tuple[TrainingBatch, list[Output]]:
     return batch, seen
 
 
-def test_serving_with_gamma_zero_is_the_training_path() -> None:
-    model = tiny_model("alberta", exit_share=0.0)
+@pytest.mark.parametrize("settings", [PUBLISHED, {}])
+def test_serving_with_gamma_zero_is_the_training_path(settings: dict[str, Any]) -> None:
+    model = tiny_model("alberta", **settings)
     nn.init.normal_(model.method.predictor.out.weight, std=2.0)  # gates that differ
     batch, seen = training_batch(model)
     model.method.stages()[1].objective(batch)
@@ -150,7 +154,7 @@ def test_serving_with_gamma_zero_is_the_training_path() -> None:
 
 
 def test_the_loss_is_the_tasks_and_the_penalty_on_the_sum_of_gates() -> None:
-    free, penalised = (model_with_fixed_gates(depth_penalty=penalty, exit_share=0.0) for penalty in (0.0, 0.5))
+    free, penalised = (model_with_fixed_gates(depth_penalty=penalty, **PUBLISHED) for penalty in (0.0, 0.5))
     (batch, seen), (same, _) = training_batch(free), training_batch(penalised)
     loss = free.method.stages()[1].objective(batch)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(seen[0].logits, batch.labels))
@@ -164,12 +168,12 @@ def test_a_share_of_the_texts_leaves_after_any_of_the_layers_where_it_may(share:
     method = tiny_model("alberta", exit_share=share, early_exit=early_exit).method  # 4 layers, the first is static
     torch.manual_seed(0)
     counts = torch.bincount(method.draw_last_layers(3000, torch.device("cpu")), minlength=5) / 3000
-    leaving = share if early_exit else 0.0
-    assert counts.tolist() == pytest.approx([0.0, leaving / 3, leaving / 3, leaving / 3, 1 - leaving], abs=0.03)
+    part = share if early_exit else 0.0
+    assert counts.tolist() == pytest.approx([0.0, part / 3, part / 3, part / 3, 1 - part], abs=0.03)
 
 
 def test_training_texts_leave_after_the_layer_drawn_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("alberta")
+    model = tiny_model("alberta", exit_loss="drawn")
     monkeypatch.setattr(model.method, "draw_last_layers", lambda texts, device: torch.tensor([4, 1, 3]))
     batch, seen = training_batch(model)
     model.method.stages()[1].objective(batch)
@@ -177,13 +181,68 @@ def test_training_texts_leave_after_the_layer_drawn_for_them(monkeypatch: pytest
     assert model.run(batch.inputs, GATED).trace.depth.tolist() == [4, 4, 4]  # serving goes by the gates alone
 
 
-def test_the_task_alone_teaches_the_predictor() -> None:
-    model = tiny_model("alberta", depth_penalty=0.0, exit_share=0.0)
+@pytest.mark.parametrize("settings", [PUBLISHED, {}])
+def test_the_task_alone_teaches_the_predictor(settings: dict[str, Any]) -> None:
+    model = tiny_model("alberta", depth_penalty=0.0, **settings)
     batch, _ = training_batch(model)
     model.method.stages()[1].objective(batch).backward()
     for parameter in model.method.predictor.parameters():
         assert parameter.grad is not None
         assert bool(parameter.grad.any())
+
+
+def test_leaving_by_hand() -> None:
+    gates = torch.tensor([[1.0, 0.875, 0.5], [1.0, 0.25, 0.25]])
+    probable, depth = leaving(gates, cumulated=True)
+    torch.testing.assert_close(probable, torch.tensor([[0.0, 0.125, 0.375, 0.5], [0.0, 0.75, 0.0, 0.25]]))
+    assert depth.tolist() == [2.375, 1.5]
+    probable, depth = leaving(torch.tensor([[0.5, 0.8, 0.25]]), cumulated=False)  # layers are reached with .5, .4, .1
+    torch.testing.assert_close(probable, torch.tensor([[0.5, 0.1, 0.3, 0.1]]))
+    assert float(depth) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_every_exit_counts_as_much_as_it_is_probable(pool: str) -> None:
+    model = model_with_fixed_gates(pool=pool, depth_penalty=0.1, exit_share=0.25)
+    batch, seen = training_batch(model)
+    loss = model.method.stages()[1].objective(batch)
+    assert len(seen) == 1  # one pass
+
+    def gate(state: State) -> Decision:
+        return Decision(gate=torch.ones(state.n_sequences) if state.layer == 1 else GATES[state.ids, state.layer - 2])
+
+    losses, head = [], model.method.own_head() or model.backbone.head
+    for depth in (2, 3, 4):
+        skipped = tuple(range(depth + 1, 5))
+        run = model.reference.run(batch.inputs, Scripted(gate, "before"), 0.0, skip=skipped, keep_hidden=True)
+        read = [run.hidden[i, :n].mean(dim=0) if pool == "mean" else run.hidden[i, 0] for i, n in enumerate(LENGTHS)]
+        losses.append(nn.functional.cross_entropy(head(torch.stack(read)), batch.labels, reduction="none"))
+    probable = torch.tensor([[0.125, 0.375, 0.5], [0.375, 0.0, 0.625], [0.75, 0.125, 0.125]])
+    each, gates = torch.stack(losses, dim=1), GATES.sum(dim=1)
+    expected = (0.75 * (probable * each).sum(dim=1) + 0.25 * each.mean(dim=1) + 0.1 * gates).mean()
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+
+
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_what_the_predictor_reads(pool: str) -> None:
+    model, inputs, seen = tiny_model("alberta", pool=pool), random_inputs(LENGTHS), []
+    model.method.predictor.register_forward_hook(lambda module, given, out: seen.append(given[0]))
+    model.run(inputs, GATED)
+    with torch.no_grad():
+        after_first = model.reference.hidden_states(inputs)[1]  # the first layer is static
+    expected = [after_first[i, :n].mean(dim=0) if pool == "mean" else after_first[i, 0] for i, n in enumerate(LENGTHS)]
+    assert torch.cat(seen).shape == (3, 32)
+    for row in expected:
+        assert any(torch.allclose(row, each, atol=1e-5) for each in torch.cat(seen))
+
+
+def test_who_answers_tokens_or_lends_its_head_draws_layers() -> None:
+    """There the answers of all exits are not at hand: of every token, or of the other part of a combination."""
+    assert tiny_model("alberta").method.answers_all
+    assert not tiny_model("alberta", task=Tokens(TAGS)).method.answers_all
+    assert tiny_model("alberta", task=Tokens(TAGS)).method.own_head() is None
+    assert not tiny_model("depth_mi+alberta").method.second.answers_all
+    assert tiny_model("length_adaptive+alberta").method.second.answers_all
 
 
 def test_without_early_exit_all_layers_run_gated() -> None:

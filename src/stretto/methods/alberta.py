@@ -1,26 +1,30 @@
 """ALBERTa: a look at the lower layers decides how much each upper layer may add, and where to stop.
 
-The first k layers run as they are. From what they made of the first token, a structure predictor shares out a
-probability among the upper (adaptive) layers: that this many of them are needed. Summed up from the top it becomes a
-gate for each layer, a factor on what its attention and its FFN add; gates fall from layer to layer. In training layers
-run with their gates, so that the loss teaches the predictor; when serving, a sequence leaves before the first layer
-whose gate is too small, and the model's own head answers.
+The first k layers run as they are. From what they made of the tokens, a structure predictor shares out a probability
+among the upper (adaptive) layers: that this many of them are needed. Summed up from the top it becomes a gate for each
+layer, a factor on what its attention and its FFN add; gates fall from layer to layer. In training layers run with their
+gates, and one head answers after each of them; each answer counts as much as it is probable, so that the loss teaches
+the predictor. When serving, a sequence leaves before the first layer whose gate is too small, and the head answers.
 
 Li, Li, Wang: *From Static to Dynamic: A Deeper, Faster, and Adaptive Language Modeling Approach* (ALBERTa).
 
-    probs = softmax(MLP(h_k of the first token))                        -> `StructurePredictor`
+    probs = softmax(MLP(mean of h_k, or h_k of the first token))        -> `StructurePredictor`
     RevPC: reverse, cumulate, reverse: p_i = Σ_{j>=i} probs_j, p_1 = 1  -> `revpc`
     H̃ = LN(H + p_i Attn(H)), H' = LN(H̃ + p_i FFN(H̃))                    -> `Decision.gate`, which the engines apply
     run adaptive layer i while p_i >= γ                                 -> `ALBERTa.decide`
-    L = task loss + μ mean(Σ_i p_i)                                     -> `ALBERTa.gated_loss`
+    L = Σ_j probs_j L_j + μ Σ_i p_i, which is the expected depth        -> `ALBERTa.exits_loss`, `leaving`
+    L = task loss + μ Σ_i p_i, leaving after drawn layers               -> `ALBERTa.drawn_loss`
 
-Differs from the paper: wrapped around any encoder that was pretrained without gates. In post-LN layers the gate stands
+Differs from the paper: predictor and head read the mean of the tokens (`pool="cls"`: as published). In the lower half
+of a sentence encoder the first token hardly differs from text to text, so that all would get the same gates. Wrapped
+around any encoder that was pretrained without gates. In post-LN layers the gate stands
 inside the norm, as above; the paper's are pre-LN, H + p_i Attn(LN(H)), and so are gated where the backbone's are. An
 encoder that learned to use all its layers is not urged to do with fewer, so a penalty μ on the sum of gates is added
-(0: as published), and the predictor starts with all gates almost open. Its head has never read the states of lower
-layers, and gated layers alone do not teach it to: a share of the training texts leaves after a layer drawn at random
-and is answered there (0: as published). A sequence leaves as a whole, so tasks that answer every token work too: the
-token head reads the states they have then. For an encoder pretrained with its gates, and as published, see
+(0: as published), and the predictor starts with all gates almost open. No head has read the states of lower layers
+before, and gated layers alone do not teach it to: all exits of a pass have a part in the loss (`exit_loss="all"`), or
+a share of the training texts leaves after a layer drawn at random and is answered there (`"drawn"`; `exit_share` 0: as
+published). A sequence leaves as a whole, so tasks that answer every token work too: the model's token head reads the
+states they have then, and layers are drawn. For an encoder pretrained with its gates, and as published, see
 `stretto.training.pretraining`.
 
 Dial: γ, the gate below which a layer is not run. 0 runs all layers with their gates, as the training texts do that do
@@ -32,13 +36,19 @@ never rises along the dial.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from stretto.backbones.heads import READINGS, Head
+from stretto.engine.decider import OwnHead
 from stretto.errors import StrettoError
 from stretto.methods.base import ANY_ANSWER, Dial, Method, Shape, Stage, TrainingBatch
+from stretto.methods.exits import Pool
+from stretto.methods.pooled_head import MeanHead
 from stretto.methods.settings import Count, Epochs, FinetuningConfig, LearningRate, Share, Size, TrueShare, Weight
 from stretto.state import Decision, State
 from stretto.tasks import Task
@@ -56,12 +66,20 @@ class ALBERTaConfig(FinetuningConfig):
     """Learning rate of the backbone in the second stage."""
     predictor_learning_rate: LearningRate = 1e-3
     """Learning rate of the structure predictor."""
+    pool: Pool = "mean"
+    """What predictor and head read: the 'mean' of the tokens, or 'cls', the first one, as published; the model's own
+    head answers then."""
     static_layers: Count = 0
     """k: layers that always run, without a gate; 0 means a third of them."""
     depth_penalty: Weight = 0.02
     """μ: what a fully open gate costs in loss, also of texts that leave before its layer; 0 as published."""
-    exit_share: Share = 0.8
-    """Part of the training texts that leave after a layer drawn at random, anew in every step; 0 as published."""
+    exit_loss: Literal["all", "drawn"] = "all"
+    """Who answers in training: 'all' exits of every text, each as much as it is probable, or one, 'drawn' at random."""
+    exit_share: Share = 0.5
+    """With 'all': part of the loss that all exits have alike, however probable. With 'drawn': part of the texts that
+    leave after a layer drawn at random, anew in every step. 0 as published."""
+    dropout: Share = 0.1
+    """Dropout inside the head that reads the mean."""
     predictor_size: Size = 64
     """Hidden size of the structure predictor."""
     initial_gate: TrueShare = 0.95
@@ -78,8 +96,15 @@ def revpc(probabilities: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(gates[..., :1]), gates[..., 1:]], dim=-1)  # the sum itself may be 1 - 1e-7
 
 
+def leaving(gates: Tensor, cumulated: bool) -> tuple[Tensor, Tensor]:
+    """[B, A] gates -> [B, A + 1] the probability to leave after 0..A adaptive layers, and [B] how many are expected."""
+    reached = gates if cumulated else gates.cumprod(dim=1)  # [B, A] the probability to run adaptive layer i
+    ends = torch.ones_like(gates[:, :1]), torch.zeros_like(gates[:, :1])
+    return torch.cat([ends[0], reached], dim=1) - torch.cat([reached, ends[1]], dim=1), reached.sum(dim=1)
+
+
 class StructurePredictor(nn.Module):
-    """[B, d] first tokens after layer k -> [B, A] gates of the adaptive layers."""
+    """[B, d] what is read after layer k -> [B, A] gates of the adaptive layers."""
 
     def __init__(self, d: int, size: int, n_adaptive: int, initial_gate: float, cumulated: bool) -> None:
         super().__init__()
@@ -94,8 +119,8 @@ class StructurePredictor(nn.Module):
             else:
                 self.out.bias.fill_(open_wide)
 
-    def forward(self, first_rows: Tensor) -> Tensor:
-        logits = self.out(nn.functional.gelu(self.hidden(first_rows))).float()
+    def forward(self, read: Tensor) -> Tensor:
+        logits = self.out(nn.functional.gelu(self.hidden(read))).float()
         return revpc(logits.softmax(dim=-1)) if self.cumulated else logits.sigmoid()
 
 
@@ -103,10 +128,14 @@ class StructurePredictor(nn.Module):
 class Lesson:
     """The context of a training pass: what it does besides running at its dial."""
 
-    last_layer: Tensor
-    """[B] the layer after which each text leaves, whatever its gates are."""
-    gates: list[Tensor]
-    """Collects the gates of the pass, [B, A], for the penalty."""
+    last_layer: Tensor | None = None
+    """[B] the layer after which each text leaves, whatever its gates are; None: the last of all."""
+    read: Callable[[Tensor, State], Tensor] | None = None
+    """What the head reads of the rows, if every exit is to be answered."""
+    gates: list[Tensor] = field(default_factory=list)
+    """Collects the gates of the pass, [B, A]."""
+    pooled: list[Tensor] = field(default_factory=list)
+    """Collects what the head would read after each layer from k on, but the last: [B, d] each."""
 
 
 class ALBERTa(Method):
@@ -139,6 +168,11 @@ class ALBERTa(Method):
         self.predictor = StructurePredictor(
             shape.d, config.predictor_size, n_adaptive, config.initial_gate, config.revpc
         )
+        if config.pool == "mean" and task.answers == "sequence":
+            self.mean_head = MeanHead(shape.d, shape.n_labels, config.dropout, off=IGNORED)
+
+    def own_head(self) -> MeanHead | None:
+        return cast(MeanHead | None, self._modules.get("mean_head"))
 
     def decide(self, state: State) -> Decision | None:
         adaptive = state.layer - self.static_layers  # which of the adaptive layers this is, from 1
@@ -151,26 +185,51 @@ class ALBERTa(Method):
         if adaptive < 0:
             return None
         if adaptive == 0:
-            notes["gates"] = self.predictor(state.first_rows)
+            notes["gates"] = self.predictor(READINGS[self.config.pool].of_rows(state.rows, state))
             state.spend(self.predictor.macs)
             if lesson is not None:
                 lesson.gates.append(notes["gates"])
         following = notes["gates"][:, adaptive]  # of the next layer
         exit = following < state.dial.to(following)
-        if lesson is not None:
+        if lesson is not None and lesson.last_layer is not None:
             exit = exit | (lesson.last_layer[state.ids] <= state.layer)
+        if lesson is not None and lesson.read is not None:
+            read = lesson.read(state.rows, state)
+            lesson.pooled.append(torch.zeros_like(read).index_copy(0, state.ids, read))
         return Decision(exit=exit)
 
     def stages(self) -> list[Stage]:
         config = self.config
         gates = Stage(
             "gates", config.gate_epochs, config.gate_learning_rate, config.predictor_learning_rate,
-            decides=True, dials=(GATED,), objective=self.gated_loss,
+            decides=True, dials=(GATED,), objective=self.exits_loss if self.answers_all else self.drawn_loss,
         )  # fmt: skip
         return [self.finetuning(), gates] if config.num_train_epochs else [gates]
 
-    def gated_loss(self, batch: TrainingBatch) -> Tensor:
-        lesson = Lesson(self.draw_last_layers(len(batch.labels), batch.labels.device), [])
+    @property
+    def answers_all(self) -> bool:
+        """Whether all exits of a text are answered in training. A part of a combination whose other part answers with a
+        head of its own cannot: that head is not at hand."""
+        config = self.config
+        of_sequences = self.task.answers == "sequence" and not self.overruled
+        return config.exit_loss == "all" and config.early_exit and of_sequences
+
+    def exits_loss(self, batch: TrainingBatch) -> Tensor:
+        config, backbone = self.config, batch.engine.backbone
+        head: OwnHead | Head = self.own_head() or backbone.head
+        lesson = Lesson(read=lambda rows, state: head.pool_rows(backbone.for_head(rows), state))
+        last = batch.run(GATED, context=lesson).logits
+        answers = [*map(head, lesson.pooled), last]  # after layers k..L
+        losses = torch.stack([self.loss(logits, batch.targets) for logits in answers], dim=1)  # [B, A + 1]
+        (gates,) = lesson.gates
+        probable, depth = leaving(gates, config.revpc)
+        if config.revpc:  # the first gate is always open: nobody leaves after layer k
+            losses, probable = losses[:, 1:], probable[:, 1:]
+        loss = (1 - config.exit_share) * (probable * losses).sum(dim=1) + config.exit_share * losses.mean(dim=1)
+        return (loss + config.depth_penalty * depth).mean()
+
+    def drawn_loss(self, batch: TrainingBatch) -> Tensor:
+        lesson = Lesson(self.draw_last_layers(len(batch.labels), batch.labels.device))
         logits = batch.run(GATED, context=lesson).logits
         (gates,) = lesson.gates
         return self.loss(logits, batch.targets).mean() + self.config.depth_penalty * gates.sum(dim=1).mean()

@@ -253,6 +253,9 @@ class Method(nn.Module):
     def attach(self, backbone: Backbone) -> None:
         """Once the model is put together, before saved weights are loaded: build what takes after its encoder."""
 
+    overruled = False
+    """Whether it is part of a combination whose other part answers with a head of its own."""
+
     def own_head(self) -> OwnHead | None:
         """A head that answers in the place of the model's own where the dial is not off; None if there is none."""
         return None

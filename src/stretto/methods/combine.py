@@ -142,6 +142,7 @@ class Combined(Method):
         self.first, self.second = first(config.of(first), shape, task), second(config.of(second), shape, task)
         self.points, self.restore = self.first.points | self.second.points, self.first.restore
         self.stacks = self.first.stacks | self.second.stacks
+        self.second.overruled = self.first.own_head() is not None
         self.reads_words = self.first.reads_words or self.second.reads_words
         self.set_frontier(config.costs, config.frontier)
 
@@ -175,7 +176,8 @@ class Combined(Method):
         return self.frontier.to(budget.device)[within_budget(self.costs, budget)]
 
     def own_head(self) -> OwnHead | None:
-        return head_at(self.first, lambda state: self.dials(state.dial)[:, 0])
+        answering, place = (self.first, 0) if self.second.overruled else (self.second, 1)
+        return head_at(answering, lambda state: self.dials(state.dial)[:, place])
 
     def decide(self, state: State) -> Decision:
         first, second = self.dials(state.dial).unbind(dim=1)

@@ -1,8 +1,10 @@
-"""The pooled head: one answer from all tokens, whatever layer each of them stopped at.
+"""Heads of methods: one answer from all tokens, whatever layer they stopped at.
 
-    v = ReLU([max; mean]) over the tokens, logits = W v + b
+    v = ReLU([max; mean]) over the tokens, logits = W v + b                -> `PooledHead`
+    v = tanh(W' mean + b'), logits = W v + b                               -> `MeanHead`
 
-Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021, Eq. 6.
+The first is that of Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021, Eq. 6; the second has
+the form of an exit (`stretto.methods.exits`).
 """
 
 from __future__ import annotations
@@ -47,3 +49,26 @@ class PooledHead(nn.Module):
     def of_token(self, hidden: Tensor) -> Tensor:
         """[…, d] -> […, C]: what a single token would answer; its maximum and its mean are itself."""
         return self(torch.cat([hidden, hidden], dim=-1).relu())
+
+
+class MeanHead(nn.Module):
+    """One head for all layers that a sequence may leave after."""
+
+    def __init__(self, d: int, n_labels: int, dropout: float, off: float) -> None:
+        super().__init__()
+        self.pooler, self.classifier, self.dropout = nn.Linear(d, d), nn.Linear(d, n_labels), nn.Dropout(dropout)
+        self.off = off
+        """The dial at which the model's own head answers."""
+        self.macs = d * d + d * n_labels  # for one sequence
+
+    def answers(self, state: State) -> Tensor:
+        """[B] bool: sequences that this head answers."""
+        return state.dial != self.off
+
+    def pool_rows(self, rows: Tensor, state: State) -> Tensor:
+        """Packed rows [N, d] -> [B, d]."""
+        return mean_of_rows(rows, state)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """[…, d] -> […, C]"""
+        return self.classifier(self.dropout(torch.tanh(self.pooler(pooled))))

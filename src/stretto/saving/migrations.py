@@ -20,7 +20,10 @@ Settings = dict[str, Any]
 #: Format -> method -> setting -> value: a folder of this format, or of an earlier one, that does not name the setting
 #: means this value.
 EARLIER_SETTINGS: dict[int, dict[str, dict[str, Any]]] = {
-    2: {name: {"select": "attention"} for name in ("constant_ratio", "length_adaptive", "power_bert")},
+    2: {
+        **{name: {"select": "attention"} for name in ("constant_ratio", "length_adaptive", "power_bert")},
+        "alberta": {"pool": "cls", "exit_loss": "drawn"},
+    },
 }
 #: Method -> settings that folders of earlier formats name and nobody asks for today: they were about training alone.
 GONE: dict[str, tuple[str, ...]] = {"depth_reconstruction": ("unlabelled",)}

@@ -197,7 +197,8 @@ def make_gates(config: AlbertaConfig, **settings: Any) -> Method:
     n_adaptive = n_layers - (static_layers or n_layers // 3)
     even = 1 / max(n_adaptive, 2) if settings.get("revpc", True) else 0.5
     given = {
-        "num_train_epochs": 0, "gate_learning_rate": 3e-4, "depth_penalty": 0.0, "exit_share": 0.0,
+        "num_train_epochs": 0, "gate_learning_rate": 3e-4, "depth_penalty": 0.0, "pool": "cls", "exit_loss": "drawn",
+        "exit_share": 0.0,
         **settings, "static_layers": static_layers, "initial_gate": settings.get("initial_gate", even),
     }  # fmt: skip
     method, task = METHODS["alberta"], task_from_config(config)  # gates are the same for any task
