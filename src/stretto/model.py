@@ -24,7 +24,7 @@ from stretto.engine.seq2seq import Seq2SeqEngine
 from stretto.engine.written import Text as WrittenText
 from stretto.engine.written import TextTrace, Written
 from stretto.errors import StrettoError
-from stretto.methods import METHODS, Method, Shape
+from stretto.methods import METHODS, Combined, Method, Shape
 from stretto.methods.scores import KeepsBest
 from stretto.saving.folder import (
     Folder,
@@ -108,10 +108,8 @@ class AdaptiveModel(nn.Module):
         if folder is not None and same_method:
             folder.load_weights(built, new_labels=new_labels)
             model.dial, model.operating_points, model.provenance = folder.dial, folder.points, folder.provenance
-        elif folder is not None and built.exits is not None and folder.config.get("pool") == built.exits.pool:
-            folder.load_weights(built.exits, prefix="exits.", new_labels=new_labels)
-        elif folder is not None and isinstance(built, KeepsBest) and built.scores.form.items() <= folder.config.items():
-            folder.load_weights(built.scores, prefix="scores.")
+        elif folder is not None:
+            carry_over(folder, built, new_labels=new_labels)
         check_weights(model, str(name_or_path))
         return model.eval()
 
@@ -327,6 +325,15 @@ class Answered:
     encoded: Encoded
     answers: list[Any]
     cost: Cost
+
+
+def carry_over(folder: Folder, built: Method, *, new_labels: bool) -> None:
+    """What a method can use of the weights of another one: exits of the same form, and what tokens are ranked by."""
+    if built.exits is not None and METHODS[folder.method].uses_exits and folder.config.get("pool") == built.exits.pool:
+        folder.load_weights(built.exits, prefix="exits.", new_labels=new_labels)
+    ranking = built.first if isinstance(built, Combined) else built
+    if isinstance(ranking, KeepsBest) and ranking.scores.form.items() <= folder.config.items():
+        folder.load_weights(ranking.scores, prefix="scores.")
 
 
 def check_weights(model: nn.Module, name_or_path: str) -> None:

@@ -27,7 +27,7 @@ LENGTHS = [9, 5, 1, 12, 5, 7]
 
 
 def pools(name: str) -> list[dict[str, Any]]:
-    return [{"pool": "mean"}, {"pool": "cls"}] if METHODS[name].uses_exits else [{}]
+    return [{"pool": "mean"}, {"pool": "cls"}] if hasattr(METHODS[name].Config, "pool") else [{}]
 
 
 CASES = [(name, settings) for name in LABELLING for settings in pools(name)]

@@ -204,7 +204,7 @@ def test_power_bert_clips_its_weights_after_a_step_of_the_search() -> None:
 
 
 def test_power_bert_starts_without_the_places_no_text_has() -> None:
-    method = build("power_bert", max_tokens=6)
+    method = build("power_bert", select="attention", max_tokens=6)
     batches = [(random_inputs([3, 2]), torch.tensor([0, 1])), (random_inputs([4]), torch.tensor([0]))]
     search, retrain = method.stages()[1:]
     assert retrain.prepare is None

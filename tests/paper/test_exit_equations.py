@@ -10,11 +10,13 @@ import pytest
 import torch
 from tiny import make, random_inputs, tiny_model
 
+from stretto.engine.decider import Silent
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Pass, Shape, Targets
 from stretto.methods.branchynet import quantile_factors, weighted_loss
 from stretto.methods.deebert import entropy
-from stretto.methods.halting import depth_at_quantile, oracle_depth
+from stretto.methods.folds import held_out, held_out_answers
+from stretto.methods.halting import depth_at_quantile, oracle_depth, settled_depth
 from stretto.methods.pabee import agreements
 from stretto.methods.shallow_deep import confidence
 from stretto.state import State
@@ -88,12 +90,13 @@ def test_joint_exits_start_from_the_pretrained_encoder(name: str) -> None:
     def stages(**settings: Any) -> list[Any]:
         return METHODS[name](METHODS[name].Config(**settings), SHAPE, TASK).stages()
 
-    (joint,) = stages()
+    joint, *alone = stages()
+    assert [stage.name for stage in alone] == (["uncertainty"] if name == "lte" else [])
     assert (joint.name, joint.epochs, joint.method_learning_rate, joint.layers) == ("joint", 2, 5e-4, (1, 2))
     assert joint.trains_backbone and not joint.taught and not joint.detached  # there is no full model yet
-    before = stages(joint_start="finetuned", detached=True)
-    assert [stage.name for stage in before] == ["backbone", "exits", "joint"]
-    assert before[-1].taught and before[-1].detached
+    backbone, exits, joint, *_ = stages(joint_start="finetuned", detached=True)
+    assert [stage.name for stage in (backbone, exits, joint)] == ["backbone", "exits", "joint"]
+    assert joint.taught and joint.detached
 
 
 @pytest.mark.parametrize("beneath", [None, "constant_ratio"])
@@ -109,7 +112,7 @@ def test_detached_layers_learn_from_their_own_exit_alone(beneath: str | None) ->
         weights = [spec.ffn.out.weight for spec in model.backbone.specs]
         for answer, logits in enumerate(forward.logits, start=1):
             found = torch.autograd.grad(logits.sum(), weights, retain_graph=True, allow_unused=True)
-            reached[detached, answer] = [n for n, each in enumerate(found, start=1) if each is not None]
+            reached[detached, answer] = [n for n, each in enumerate(found, 1) if each is not None and each.any()]
     assert [reached[False, n] for n in (1, 2, 3, 4)] == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
     assert [reached[True, n] for n in (1, 2, 3, 4)] == [[1], [2], [3], [4]]
 
@@ -163,6 +166,56 @@ def test_oracle_depth_takes_the_shallowest_right_exit() -> None:
     assert oracle_depth(torch.tensor([[False], [False], [True]]), 0.6).tolist() == [1]
 
 
+def test_an_answer_has_to_stay_right() -> None:
+    luck, always, never = [True, False, True], [True] * 3, [False] * 3
+    from_second, not_at_the_end = [False, True, True], [True, True, False]
+    correct = torch.tensor([luck, always, never, from_second, not_at_the_end]).T
+    assert settled_depth(correct).tolist() == [3, 1, 3, 2, 3]
+    assert settled_depth(correct.view(3, 5, 1)).tolist() == [[3], [1], [3], [2], [3]]
+
+
+def test_halting_learns_the_noted_depth_and_of_dev_texts_the_exits_own() -> None:
+    method = METHODS["halting"](METHODS["halting"].Config(), SHAPE, TASK)
+    with torch.no_grad():
+        method.predictor.weight.zero_()
+        method.predictor.bias.copy_(log(0.5, 0.3, 0.2))
+    wrong, right = log(0.75, 0.25).tolist(), log(0.25, 0.75).tolist()
+    stage, passed = method.stages()[-1], forward([right], [wrong], [right])  # stays right from 3 on
+    assert stage.objective(passed).item() == pytest.approx(-math.log(0.2))
+    noted = Targets(torch.tensor([1]), notes={"text_oracle": torch.tensor([[2]])})
+    assert stage.objective(dataclasses.replace(passed, targets=noted)).item() == pytest.approx(-math.log(0.3))
+    published = METHODS["halting"](METHODS["halting"].Config(oracle="first", folds=0), SHAPE, TASK)
+    published.load_state_dict(method.state_dict())
+    assert published.stages()[-1].prepare is None
+    assert published.stages()[-1].objective(passed).item() == pytest.approx(-math.log(0.5))
+
+
+def test_held_out_answers_are_those_of_exits_that_have_not_seen_the_text() -> None:
+    """Labels that nothing tells: exits know those they were fitted to by heart, and guess the others."""
+    model = tiny_model("halting")
+    torch.manual_seed(1)
+    inputs = random_inputs([9] * 60)
+    labels = torch.randint(0, 2, (60,))
+    config = METHODS["halting"].Config(folds=3, exit_learning_rate=0.02, dropout=0.0)
+    answers, given = held_out_answers(model.reference, [(inputs, labels)], model.task, model.method.shape, config)
+    assert answers.shape == (4, 60, 2) and torch.equal(given, labels)
+    with torch.no_grad():
+        torch.testing.assert_close(answers[-1], model.reference.run(inputs, Silent(), 0.0).logits, atol=1e-5, rtol=1e-5)
+    seen: list[torch.Tensor] = []
+
+    def by_heart(answers: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        seen.append(index)
+        return torch.nn.functional.cross_entropy(answers, labels[index])
+
+    heads = held_out(lambda: torch.nn.Linear(32, 2), torch.randn(60, 32), by_heart, folds=3, rate=0.01)
+    assert len(heads) == 3
+    per_fold = len(seen) // 3
+    for fold in range(3):
+        fitted = torch.cat(seen[fold * per_fold : (fold + 1) * per_fold])
+        assert set(fitted.tolist()) == {i for i in range(60) if i % 3 != fold}
+    assert 0.2 < float((answers[2].argmax(dim=1) == labels).float().mean()) < 0.8
+
+
 def test_halting_depth_is_a_quantile() -> None:
     logits = log(0.5, 0.3, 0.2).double().expand(5, 3)
     quantiles = torch.tensor([0.0, 0.4, 0.6, 0.9, 1.0], dtype=torch.float64)
@@ -189,7 +242,7 @@ def test_lte_targets_and_alternation() -> None:
     with torch.no_grad():
         method.predictor.weight.zero_()
         method.predictor.bias.zero_()  # u = 0.5 everywhere
-    joint = method.stages()[-1]
+    joint, alone = method.stages()
     exits = ([log(0.75, 0.25).tolist()], [log(0.25, 0.75).tolist()], [log(0.1, 0.9).tolist()])  # wrong, right, final
     predictor = ((0.5 - 1) ** 2 + (0.5 - 0) ** 2) / 2
     l1, l2, l3 = -math.log(0.25), -math.log(0.75), -math.log(0.9)
@@ -197,6 +250,11 @@ def test_lte_targets_and_alternation() -> None:
     odd = joint.objective(forward(*exits, step=1))
     assert even.item() == pytest.approx(l3 + predictor)
     assert odd.item() == pytest.approx((l1 + l2 + l3) / 3 + predictor)
+    assert not alone.trains_backbone
+    assert alone.objective(forward(*exits)).item() == pytest.approx(predictor)  # of dev texts nothing is noted
+    noted = Targets(torch.tensor([1]), notes={"text_wrongness": torch.tensor([[0.25, 0.5]])})
+    told = dataclasses.replace(forward(*exits), targets=noted)
+    assert alone.objective(told).item() == pytest.approx((0.25**2 + 0.0**2) / 2)
 
 
 def test_lte_leaves_where_little_error_is_expected() -> None:

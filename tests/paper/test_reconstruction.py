@@ -206,9 +206,24 @@ def test_tokens_are_asked_alone() -> None:
         method.pooled_head.classifier.weight[1, 0] = 1.0  # the first unit speaks for label 1, else it is label 0
     states = torch.zeros(2, 1, 2, 32)
     states[0, 0, 0, 0] = states[1, 0, 0, 0] = states[1, 0, 1, 0] = 1.0
-    right = method.correct_tokens(list(states), torch.tensor([1]))
+    right = method.correct_tokens(method.pooled_head, list(states), torch.tensor([1]))
     assert right.tolist() == [[[True, False]], [[True, True]]]
     assert oracle_depth(right[:, 0], 0.05).tolist() == [1, 2]
+
+
+def test_the_oracle_of_tokens_comes_from_heads_that_have_not_seen_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("token_halting", folds=2)
+    sure = []
+    for label in (0, 1):  # the head for the texts of fold 0 always says 0, that for fold 1 always 1
+        head = copy.deepcopy(model.method.pooled_head)
+        with torch.no_grad():
+            head.classifier.weight.zero_()
+            head.classifier.bias.copy_(torch.tensor([1.0 - label, float(label)]))
+        sure.append(head)
+    monkeypatch.setattr("stretto.methods.token_halting.held_out", lambda *_: sure)
+    inputs, labels = random_inputs([3, 5, 4]), torch.tensor([0, 0, 0])
+    noted = model.method.note_oracle(model.reference, [(inputs, labels)])["oracle"]
+    assert [each.tolist() for each in noted] == [[1] * 3, [4] * 5, [1] * 4]  # always right; never; always
 
 
 def test_only_those_who_are_asked_pay() -> None:

@@ -73,6 +73,9 @@ def test_a_table_costs_nothing_and_a_predictor_is_paid_by_those_who_drop(name: s
     cost = {}
     for select in ("attention", "attention+table", "predictor"):
         method = make(name, backbone, select=select)
+        if name == "power_bert":  # every layer keeps three tokens
+            with torch.no_grad():
+                method.weights.zero_()[:, :3] = 1
         dials = torch.tensor([method.dial.sweep[-1], method.dial.off, method.dial.sweep[-1]])
         packed, padded = PackedEngine(backbone), ReferenceEngine(backbone)
         found = packed.run(inputs, method, dials)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -182,7 +182,7 @@ class EncodedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self,
         features: Sequence[Feature],
         labels: Sequence[Any] | None = None,
-        notes: dict[str, list[Tensor]] | None = None,
+        notes: Mapping[str, list[Tensor] | Tensor] | None = None,
         *,
         teacher: Sequence[Tensor] | None = None,
         n_labelled: int | None = None,
@@ -194,7 +194,7 @@ class EncodedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.features = features
         self.labels = labels
         self.notes = notes or {}
-        """What a method knows of each token: per name a tensor [n tokens] for each input."""
+        """What a method knows: by name a tensor [n tokens] for each input, or one [inputs, k] of whole inputs."""
         self.teacher = teacher
         """Logits of the full model for each input: [C], or [n tokens, C]."""
         self.n_labelled = n_labelled
@@ -205,7 +205,9 @@ class EncodedDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         item = {**self.features[index], "example_id": index}
-        item |= {name: values[index].tolist() for name, values in self.notes.items()}
+        for name, values in self.notes.items():  # lists are of tokens, tuples of whole inputs
+            noted = values[index].tolist()
+            item[name] = tuple(noted) if isinstance(values, Tensor) else noted
         if self.labels is not None:
             item["labels"] = self.labels[index]
         if self.teacher is not None:
@@ -215,7 +217,7 @@ class EncodedDataset(torch.utils.data.Dataset[dict[str, Any]]):
             item["known"] = int(index < self.n_labelled)
         return item
 
-    def with_notes(self, notes: dict[str, list[Tensor]]) -> EncodedDataset:
+    def with_notes(self, notes: Mapping[str, list[Tensor] | Tensor]) -> EncodedDataset:
         return EncodedDataset(
             self.features, self.labels, {**self.notes, **notes}, teacher=self.teacher, n_labelled=self.n_labelled
         )

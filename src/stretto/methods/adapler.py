@@ -209,18 +209,19 @@ class AdapLeR(Method):
 
     def stages(self) -> list[Stage]:
         config = self.config
+        taught = config.distil > 0 and self.task.answers != "text"  # what it would write, nobody has computed
         finetuning = dataclasses.replace(self.finetuning(), keeps_best=config.saliency_checkpoints)
         adaptive = Stage(
             "adaptive", config.adaptive_epochs, config.adaptive_learning_rate, config.predictor_learning_rate,
             best_by="last" if config.retrain_epochs else "saving", decides=True, dials=(AS_TRAINED,),
             rates=(("eta", config.threshold_learning_rate), ("theta", config.threshold_learning_rate)),
-            reach=config.threshold_reach * (ETA_RANGE[1] - ETA_RANGE[0]), teacher=config.distil > 0,
+            reach=config.threshold_reach * (ETA_RANGE[1] - ETA_RANGE[0]), teacher=taught,
             noted_by=config.saliency_checkpoints,
             objective=self.adaptive_loss, prepare=self.note_saliency, after_step=self.clip_thresholds,
         )  # fmt: skip
         retrain = Stage(
             "retrain", config.retrain_epochs, config.retrain_learning_rate, best_by="saving", decides=True,
-            dials=(AS_TRAINED,), teacher=config.distil > 0, objective=self.retrain_loss,
+            dials=(AS_TRAINED,), teacher=taught, objective=self.retrain_loss,
         )  # fmt: skip
         return [finetuning, adaptive, *([retrain] if config.retrain_epochs else [])]
 

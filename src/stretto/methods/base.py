@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from stretto.backbones import Backbone
     from stretto.engine.reference import ReferenceEngine
 
-#: Notes on training tokens by name: for each example a tensor with one entry per token.
-Notes = dict[str, list[Tensor]]
+#: Notes on the training data by name: for each example a tensor with one entry per token; or, with a name that begins
+#: with `TEXT_NOTE`, one tensor [examples, k] of what is known of whole texts.
+Notes = dict[str, list[Tensor] | Tensor]
+TEXT_NOTE = "text_"
 #: The training examples in order, with their labels; may be gone through several times.
 Batches = Iterable[tuple[Inputs, Tensor]]
 
@@ -148,7 +150,7 @@ class Stage:
     """From a `Pass` (of a stage that `decides`: a `TrainingBatch`) to the scalar that the stage minimises."""
     prepare: Callable[[ReferenceEngine, Batches], Notes] | None = field(default=None, compare=False, repr=False)
     """Before the stage, in eval mode: what the method wants to know of each training token, as `Inputs.notes` while it
-    learns; one list entry [n tokens] per example."""
+    learns, one list entry [n tokens] per example; or of each text, as `Targets.notes`."""
     finish: Callable[[ReferenceEngine, Batches], None] | None = field(default=None, compare=False, repr=False)
     """After the stage, in eval mode: what the method makes of what it has learned."""
     after_step: Callable[[], None] | None = field(default=None, compare=False, repr=False)
@@ -169,6 +171,8 @@ class Targets:
     """[B, C], or [B, T, C] of a task that answers tokens: the logits of the full model, if the stage wants them."""
     labelled: Tensor | None = None
     """[B] bool: whether the label is known; None: all are."""
+    notes: Mapping[str, Tensor] = field(default_factory=dict)
+    """[B, k] what `Stage.prepare` noted of each text; nothing of dev texts."""
 
 
 @dataclass(frozen=True)

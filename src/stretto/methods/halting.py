@@ -1,20 +1,22 @@
 """Halting unit: one look at the bottom layer decides how deep a sequence goes.
 
 A head on the first layer's output predicts the depth at which the answer will be right; the sequence runs to
-that depth without asking again. The oracle depth comes from correctness: the shallowest exit that is right,
-when each further layer costs λ.
+that depth without asking again. The oracle depth comes from correctness: the first layer from which the answer stays
+right, as exits tell it that have not seen the text.
 
 The baseline of Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (sequence level),
 after Elbayad, Gu, Grave, Auli: *Depth-Adaptive Transformer*, ICLR 2020.
 
-    oracle depth = argmax_n (C^n - λ n), C^n = [exit n is right]     -> `oracle_depth`
+    oracle depth = min {n: C^m for all m >= n}, else L, C^n = [exit n is right]   -> `settled_depth`
+    as published: argmax_n (C^n - λ n)                               -> `oracle_depth`
     L_halt = H(oracle, q), q = softmax(W x_1 + b)                    -> `Halting.halting_loss`
     run to the smallest n with Σ_{m<=n} q_m >= dial                  -> `depth_at_quantile`
 
 Differs from the paper: the papers take argmax q, which leaves nothing to turn; here a quantile of q is taken, so that
 one dial spans full depth to one layer; exits train on the frozen fine-tuned backbone (as DeeBERT's), so the final
-answer is untouched; an example no exit gets right has oracle depth 1, as the formula says. Exits answer for the oracle
-with dropout, as they do while they learn.
+answer is untouched. The published oracle (`oracle="first"`) rewards luck at layer 1, and gives depth 1 to an example
+that no exit gets right. Exits are right about texts they were fitted to, so those of held-out folds are asked (`folds`;
+0: the exits themselves, with dropout).
 
 Dial: the probability with which the predicted depth must suffice. 1 is the full model.
 """
@@ -23,28 +25,46 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from stretto.methods.base import Dial, Needs, Pass, Shape, Stage, spaced
+from stretto.engine.reference import ReferenceEngine
+from stretto.methods.base import Batches, Dial, Needs, Notes, Pass, Shape, Stage, spaced
 from stretto.methods.deebert import DeeBERT
-from stretto.methods.exits import ExitConfig
+from stretto.methods.folds import FoldConfig, held_out_answers
 from stretto.methods.settings import Weight
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
+Oracle = Literal["stays", "first"]
+
 
 @dataclass(frozen=True)
-class HaltingConfig(ExitConfig):
+class HaltingConfig(FoldConfig):
+    oracle: Oracle = "stays"
+    """The depth that is learned: the first layer from which the answer 'stays' right (never right: all layers), or the
+    'first' that is right, where a layer costs λ, as published."""
     penalty: Weight = 0.05
-    """λ: what one more layer must be worth in correctness (0 to 1)."""
+    """λ: what one more layer must be worth in correctness (0 to 1), with the oracle 'first'."""
+
+
+def settled_depth(correct: Tensor) -> Tensor:
+    """[L, …] bool, exit n right? -> […] the first depth 1..L from which it stays right; L if the last one is wrong."""
+    staying = correct.flip(0).int().cumprod(dim=0).sum(dim=0)  # right answers at the end, without a break
+    return (len(correct) + 1 - staying).clamp(max=len(correct))
 
 
 def oracle_depth(correct: Tensor, penalty: float) -> Tensor:
-    """[L, B] bool, exit n right? -> [B] depth 1..L = argmax_n (C^n - λ n); ties go to the shallower."""
-    n = torch.arange(1, len(correct) + 1, device=correct.device).unsqueeze(1)
+    """[L, …] bool, exit n right? -> […] depth 1..L = argmax_n (C^n - λ n); ties go to the shallower."""
+    n = torch.arange(1, len(correct) + 1, device=correct.device).view(-1, *[1] * (correct.dim() - 1))
     return (correct.double() - penalty * n).argmax(dim=0) + 1
+
+
+def oracle_of(correct: Tensor, config: Any) -> Tensor:
+    """[L, …] bool -> […] depth 1..L, by the oracle of the settings."""
+    return settled_depth(correct) if config.oracle == "stays" else oracle_depth(correct, config.penalty)
 
 
 def depth_at_quantile(logits: Tensor, quantile: Tensor) -> Tensor:
@@ -79,10 +99,22 @@ class Halting(DeeBERT):
 
     def stages(self) -> list[Stage]:
         finetuning, exits = super().stages()
-        halting = dataclasses.replace(exits, name="halting", best_by="loss", objective=self.halting_loss)
+        prepare = self.note_oracle if self.config.folds > 1 else None
+        halting = dataclasses.replace(
+            exits, name="halting", best_by="loss", objective=self.halting_loss, prepare=prepare
+        )
         return [finetuning, exits, halting]
 
+    def note_oracle(self, engine: ReferenceEngine, batches: Batches) -> Notes:
+        """The oracle depth of every training text, from exits that have not seen it."""
+        answers, labels = held_out_answers(engine, batches, self.task, self.shape, self.config)
+        return {"text_oracle": self.oracle(answers, labels).unsqueeze(1)}
+
+    def oracle(self, answers: Tensor, labels: Tensor) -> Tensor:
+        """[L, B, C] answers, [B] -> [B] depth 1..L."""
+        return oracle_of(torch.stack([self.task.correct(logits, labels) for logits in answers]), self.config)
+
     def halting_loss(self, forward: Pass) -> Tensor:
-        correct = torch.stack([self.task.correct(logits, forward.labels) for logits in forward.logits])
-        oracle = oracle_depth(correct, self.config.penalty)
+        noted = forward.targets.notes.get("text_oracle")
+        oracle = self.oracle(forward.logits, forward.labels) if noted is None else noted.squeeze(1)
         return nn.functional.cross_entropy(self.predictor(forward.pooled[0].detach()), oracle - 1)

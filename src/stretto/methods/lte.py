@@ -2,7 +2,8 @@
 
 Exits and backbone train in alternation: even steps improve the final answer, odd steps all exits. One
 Linear(d -> 1) + sigmoid, shared by all layers, learns how wrong each exit is; a sequence leaves where it
-expects little error. Works for regression, where there is no probability to look at.
+expects little error. Works for regression, where there is no probability to look at. In the end the predictor learns
+once more, alone, from the errors of exits that have not seen the texts.
 
 Xin, Tang, Yu, Lin: *BERxiT: Early Exiting for BERT with Better Fine-Tuning and Extension to Regression*, EACL 2021.
 
@@ -13,27 +14,32 @@ Xin, Tang, Yu, Lin: *BERxiT: Early Exiting for BERT with Better Fine-Tuning and 
 
 Differs from the paper: x_i is the pooled state the exit itself reads (mean by default); the odd step's sum is
 divided by the number of exits, so that both kinds of step have one scale; the predictor does not push gradients into
-the backbone.
+the backbone; it has a stage of its own after the joint training, in which it learns from held-out folds of the texts
+(`folds`; 0: no such stage, as published).
 
 Dial: the expected wrongness below which a sequence leaves. 0 is the full model.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from stretto.methods.base import Dial, Pass, Shape, spaced
+from stretto.engine.reference import ReferenceEngine
+from stretto.methods.base import Batches, Dial, Notes, Pass, Shape, Stage, spaced
 from stretto.methods.branchynet import JointConfig, JointExits
+from stretto.methods.deebert import exits_stage
+from stretto.methods.folds import FoldConfig, held_out_answers
 from stretto.state import Decision, State
 from stretto.tasks import Task
 
 
 @dataclass(frozen=True)
-class LTEConfig(JointConfig):
-    """Nothing of its own."""
+class LTEConfig(JointConfig, FoldConfig):
+    """Those of joint exits, and the folds that its predictor learns from."""
 
 
 class LTE(JointExits):
@@ -59,6 +65,18 @@ class LTE(JointExits):
         state.spend(self.shape.d)
         return Decision(exit=self.uncertainty(state.pooled) < state.dial)
 
+    def stages(self) -> list[Stage]:
+        if self.config.folds < 2:
+            return super().stages()
+        exits = exits_stage(self.config, self.shape, self.predictor_loss)
+        alone = dataclasses.replace(exits, name="uncertainty", best_by="loss", prepare=self.note_wrongness)
+        return [*super().stages(), alone]
+
+    def note_wrongness(self, engine: ReferenceEngine, batches: Batches) -> Notes:
+        """How wrong each exit is about every training text, from exits that have not seen it."""
+        answers, labels = held_out_answers(engine, batches, self.task, self.shape, self.config)
+        return {"text_wrongness": self.task.wrongness(answers[:-1], labels).T}
+
     def exits_loss(self, forward: Pass) -> Tensor:
         return self.losses(forward).mean() + self.predictor_loss(forward)
 
@@ -67,5 +85,6 @@ class LTE(JointExits):
         return (losses[-1] if forward.step % 2 == 0 else losses.mean()) + self.predictor_loss(forward)
 
     def predictor_loss(self, forward: Pass) -> Tensor:
-        target = self.task.wrongness(forward.logits[:-1].detach(), forward.labels)
+        noted = forward.targets.notes.get("text_wrongness")  # [B, E]
+        target = self.task.wrongness(forward.logits[:-1].detach(), forward.labels) if noted is None else noted.T
         return (self.uncertainty(forward.pooled.detach()) - target).square().mean()

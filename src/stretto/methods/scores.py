@@ -128,8 +128,10 @@ class KeepsBest(Method):
 
     def count_words(self, engine: ReferenceEngine, batches: Batches) -> Notes:
         """Fill the table from the training texts, where each has one label."""
+        if not self.reads_words:
+            return {}
         labels = torch.cat([labels for _, labels in batches])
-        if self.reads_words and labels.dim() == 1:
+        if labels.dim() == 1:
             classes, n_classes = self.task.classes(labels, LABEL_BINS)
             tally = texts_with_words(batches, classes, n_classes)
             values = association(tally.sums, torch.bincount(classes, minlength=n_classes).double())

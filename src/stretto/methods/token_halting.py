@@ -8,14 +8,17 @@ The baseline of Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*,
 Elbayad, Gu, Grave, Auli: *Depth-Adaptive Transformer*, ICLR 2020 (multinomial, correctness).
 
     C_t^n = [the pooled head, on token t alone after layer n, is right]     -> `TokenHalting.correct_tokens`
-    oracle depth of t = argmax_n (C_t^n - λ n)                              -> `stretto.methods.halting.oracle_depth`
+    oracle depth of t = min {n: C_t^m for all m >= n}, else L               -> `stretto.methods.halting.settled_depth`
+    as published: argmax_n (C_t^n - λ n)                                    -> `stretto.methods.halting.oracle_depth`
     L_halt = H(oracle, q_t), q_t = softmax(W h_t^1 + b)                     -> `TokenHalting.halting_loss`
     freeze t at the smallest n with Σ_{m<=n} q_t(m) >= dial                 -> `depth_at_quantile`
 
 Differs from the paper: the papers take argmax q, which leaves nothing to turn; here a quantile of q is taken, and
 training draws it anew for every text, so that one model serves any dial. The papers ask the correctness of target
 tokens; a text has one label, which every token is asked for. The oracle is not smoothed over neighbouring tokens. The
-predictor does not push gradients into the backbone. The oracle is asked with dropout, as everything else that learns.
+predictor does not push gradients into the backbone. The oracle is the first layer from which the answer stays right,
+as heads tell it that were fitted to other folds of the texts, once, before the stage (`folds`; 0: the head itself, in
+every step, with dropout).
 
 Dial: the probability with which the predicted depth must suffice. 1 is the full model.
 """
@@ -23,15 +26,19 @@ Dial: the probability with which the predicted depth must suffice. 1 is the full
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stretto.methods.base import Dial, Needs, Shape, Stage, TrainingBatch, spaced
+from stretto.engine.reference import ReferenceEngine
+from stretto.methods.base import Batches, Dial, Needs, Notes, Shape, Stage, TrainingBatch, spaced
 from stretto.methods.depths import DepthAdaptive, DepthConfig
-from stretto.methods.halting import depth_at_quantile, oracle_depth
-from stretto.methods.settings import Epochs, Weight
+from stretto.methods.folds import held_out
+from stretto.methods.halting import Oracle, depth_at_quantile, oracle_of
+from stretto.methods.pooled_head import PooledHead
+from stretto.methods.settings import Count, Epochs, Weight
 from stretto.state import State
 from stretto.tasks import Task
 
@@ -40,8 +47,14 @@ from stretto.tasks import Task
 class TokenHaltingConfig(DepthConfig):
     anytime_epochs: Epochs = 1
     """Epochs of training the pooled head to answer after every layer, together with the backbone."""
+    oracle: Oracle = "stays"
+    """The depth that is learned: the first layer from which the answer 'stays' right (never right: all layers), or the
+    'first' that is right, where a layer costs λ, as published."""
     penalty: Weight = 0.05
-    """λ: what one more layer must be worth in correctness (0 to 1)."""
+    """λ: what one more layer must be worth in correctness (0 to 1), with the oracle 'first'."""
+    folds: Count = 5
+    """Parts of the training texts, each of which is answered by heads fitted to the others, to learn from what is right
+    there. 0 or 1: by the head itself, which has seen all of them."""
 
 
 class TokenHalting(DepthAdaptive):
@@ -79,6 +92,7 @@ class TokenHalting(DepthAdaptive):
         halting = Stage(
             "halting", config.depth_epochs, config.depth_learning_rate, config.head_learning_rate,
             decides=True, dials=(self.dial.off, 0.5), objective=self.halting_loss,
+            prepare=self.note_oracle if config.folds > 1 else None,
         )  # fmt: skip
         return [self.finetuning(), anytime, halting]
 
@@ -86,9 +100,10 @@ class TokenHalting(DepthAdaptive):
         mask = batch.inputs.attention_mask.bool()
         with torch.no_grad():
             states = batch.engine.hidden_states(batch.inputs)
-            right = self.correct_tokens(batch.engine.as_heads_read(states), batch.labels)[:, mask]  # [L, tokens]
-            oracle = oracle_depth(right, self.config.penalty)
-        halting = cross_entropy(self.predictor(states[1][mask]), oracle - 1)
+            if (oracle := batch.inputs.notes.get("oracle")) is None:  # [B, T]
+                right = self.correct_tokens(self.pooled_head, batch.engine.as_heads_read(states), batch.labels)
+                oracle = oracle_of(right, self.config)
+        halting = cross_entropy(self.predictor(states[1][mask]), oracle[mask].long() - 1)
         quantile = torch.rand(len(batch.labels), device=batch.labels.device)
         full = torch.rand_like(quantile) < self.config.full_share
         logits = batch.run(torch.where(full, self.dial.off, quantile)).logits
@@ -103,7 +118,34 @@ class TokenHalting(DepthAdaptive):
         final = head(head.pool_padded(states[-1], inputs.attention_mask))
         return early + self.loss(final, batch.targets).mean()
 
-    def correct_tokens(self, states: list[Tensor], labels: Tensor) -> Tensor:
+    def correct_tokens(self, head: PooledHead, states: list[Tensor], labels: Tensor) -> Tensor:
         """L states [B, T, d], [B] -> [L, B, T] bool: is the answer of this token alone right after this layer?"""
         every = labels.unsqueeze(1)  # every token of a text has its label
-        return torch.stack([self.task.correct(self.pooled_head.of_token(state), every) for state in states])
+        return torch.stack([self.task.correct(head.of_token(state), every) for state in states])
+
+    @torch.no_grad()
+    def note_oracle(self, engine: ReferenceEngine, batches: Batches) -> Notes:
+        """The oracle depth of every training token, from heads that have not seen its text."""
+        pool, folds = self.pooled_head.pool_padded, self.config.folds
+        pooled, given = [], []
+        for inputs, labels in batches:
+            states = engine.as_heads_read(engine.hidden_states(inputs))
+            pooled.append(torch.stack([pool(state, inputs.attention_mask) for state in states], dim=1))  # [B, L, 2 d]
+            given.append(labels)
+        all_labels, read = torch.cat(given), torch.cat(pooled)
+
+        def fresh() -> PooledHead:
+            return PooledHead(self.shape.d, self.shape.n_labels, self.config.dropout, self.dial.off)
+
+        def loss(answers: Tensor, index: Tensor) -> Tensor:
+            return torch.stack([self.task.loss(z, all_labels[index]).mean() for z in answers.unbind(dim=1)]).mean()
+
+        heads = held_out(fresh, read, loss, folds, self.config.head_learning_rate)
+        oracle: list[Tensor] = []
+        for inputs, labels in batches:
+            states = engine.as_heads_read(engine.hidden_states(inputs))
+            for row, label in enumerate(labels):
+                alone = [state[row : row + 1, inputs.attention_mask[row].bool()] for state in states]
+                head = cast(PooledHead, heads[len(oracle) % folds])
+                oracle.append(oracle_of(self.correct_tokens(head, alone, label.unsqueeze(0)), self.config)[0])
+        return {"oracle": oracle}

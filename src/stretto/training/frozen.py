@@ -54,4 +54,5 @@ def record_examples(model: AdaptiveModel, data: EncodedDataset, beneath: Method 
         tensors["teacher"] = torch.stack(list(data.teacher))
     if data.n_labelled is not None:
         tensors["known"] = torch.arange(len(data)) < data.n_labelled
+    tensors |= {name: values for name, values in data.notes.items() if isinstance(values, Tensor)}
     return Recorded(tensors)

@@ -12,7 +12,7 @@ from stretto.data.tokenise import as_inputs
 from stretto.engine.decider import Decider
 from stretto.engine.decode_reference import DecoderReference, Given
 from stretto.engine.replay import Recorder
-from stretto.methods.base import Pass, Stage, Targets, TrainingBatch
+from stretto.methods.base import TEXT_NOTE, Pass, Stage, Targets, TrainingBatch
 from stretto.methods.combine import Beneath, drawn_dials
 from stretto.model import AdaptiveModel
 from stretto.saving.files import untied
@@ -57,7 +57,8 @@ class Learner(nn.Module):
 
         Only `labels` may have "label" in its name: `Trainer` looks for all such arguments when it evaluates."""
         stage = self.stage
-        targets = Targets(labels, teacher, None if known is None else known.bool())
+        noted = {name: batch.pop(name) for name in list(batch) if name.startswith(TEXT_NOTE)}
+        targets = Targets(labels, teacher, None if known is None else known.bool(), noted)
         if stage.decides:
             return {"loss": stage.objective(self.training_batch(as_inputs(batch), targets))}
         if "pooled" in batch:
@@ -70,7 +71,8 @@ class Learner(nn.Module):
 
     def training_batch(self, inputs: Inputs, targets: Targets) -> TrainingBatch:
         def run(dial: float | Tensor, skip: tuple[int, ...] = (), context: Any = None) -> Any:
-            decider, writes = self.above_beneath(self.model.method, len(targets.labels)), self.model.task.answers == "text"
+            decider = self.above_beneath(self.model.method, len(targets.labels))
+            writes = self.model.task.answers == "text"
             output = self.model.reference.run(inputs, decider, dial, skip=skip, context=context, keep_hidden=writes)
             if writes:
                 assert output.hidden is not None

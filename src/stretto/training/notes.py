@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from stretto.data.tokenise import EncodedDataset, as_inputs, collate
 from stretto.errors import StrettoError
-from stretto.methods.base import Batches, Notes, Stage
+from stretto.methods.base import TEXT_NOTE, Batches, Notes, Stage
 from stretto.model import AdaptiveModel
 from stretto.saving.files import write_tensors
 from stretto.state import Inputs
@@ -42,7 +42,8 @@ def with_notes(
         check_notes(notes, data)
         if notes and is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
-            write_tensors(path, {name: torch.cat(values) for name, values in notes.items()})
+            stored = {name: v if isinstance(v, Tensor) else torch.cat(v) for name, v in notes.items()}
+            write_tensors(path, stored)
     return data.with_notes(notes) if notes else data
 
 
@@ -58,10 +59,13 @@ def mean_notes(
         model.load_state_dict(load_file(path))
         found.append(prepare(model.reference, batches))
     model.load_state_dict(now)
-    return {
-        name: [torch.stack(each).mean(dim=0) for each in zip(*(notes[name] for notes in found), strict=True)]
-        for name in found[0]
-    }
+    return {name: mean_note([notes[name] for notes in found]) for name in found[0]}
+
+
+def mean_note(found: Sequence[list[Tensor] | Tensor]) -> list[Tensor] | Tensor:
+    if isinstance(found[0], Tensor):
+        return torch.stack([each for each in found if isinstance(each, Tensor)]).mean(dim=0)
+    return [torch.stack(each).mean(dim=0) for each in zip(*found, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ def check_notes(notes: Notes, data: EncodedDataset) -> None:
                 f"Expected a note '{name}' on each of {len(lengths)} examples, got {len(values)}. "
                 "Return one tensor per example from prepare(), in order."
             )
+        if isinstance(values, Tensor):
+            continue
         for index, (value, length) in enumerate(zip(values, lengths, strict=True)):
             if len(value) != length:
                 raise StrettoError(
@@ -101,6 +107,8 @@ def check_notes(notes: Notes, data: EncodedDataset) -> None:
 
 
 def unpack(stored: dict[str, Tensor], data: EncodedDataset) -> Notes:
-    """Notes are stored end to end, in the order of the example ids."""
+    """Notes on tokens are stored end to end, in the order of the example ids; notes on texts as they are."""
     lengths = [len(feature["input_ids"]) for feature in data.features]
-    return {name: list(values.split(lengths)) for name, values in stored.items()}
+    return {
+        name: values if name.startswith(TEXT_NOTE) else list(values.split(lengths)) for name, values in stored.items()
+    }

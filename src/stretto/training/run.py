@@ -88,6 +88,11 @@ def train_stages(
             f"got {', '.join(unknown)}. Name one of its stages."
         )
     stages = [stage for stage in stages if stage.name not in skip]
+    if unlabelled is not None and model.task.answers == "text":
+        raise StrettoError(
+            f"Expected a task whose answers have probabilities, to learn from texts without labels, got "
+            f"{model.task.name}. Leave them out."
+        )
     if unlabelled is not None and not any(stage.taught or not stage.needs_labels for stage in stages):
         raise StrettoError(
             f"Expected a method with a stage that can learn from texts without labels, got {model.method.name}: "
@@ -206,7 +211,7 @@ def run_stage(
         settings["save_total_limit"] = None
     recorded = not stage.trains_backbone and not stage.decides and recording_fits(model, examples)
     if recorded:
-        datasets = {name: record_examples(model, data, stage.beneath, progress) for name, data in examples.items()}
+        datasets = {name: record_examples(model, data, stage.beneath, progress) for name, data in datasets.items()}
         settings["train_sampling_strategy"] = "random"
     trainer = StageTrainer(
         dev_data,

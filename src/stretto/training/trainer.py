@@ -61,6 +61,7 @@ class StageTrainer(Trainer):
         of AdapLeR have their own scale."""
         if not self.model.stage.rates:
             return super()._clip_grad_norm(model)
+        assert self.optimizer is not None
         self.accelerator.unscale_gradients()
         norms = []
         for apart in (False, True):
