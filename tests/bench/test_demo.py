@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from tiny import tiny_reviews
 
 from stretto import AdaptiveModel, StrettoError
 from stretto.bench.demo import Demo, encoder_path, read_reviews, review_parts, run_demo
+from stretto.bench.next_steps import next_commands, stretto_command
 
 FILES = ["demo.json", "model", "report.html", "report.md", "results.json", "score-over-cost.png", "test.jsonl"]
 
@@ -22,14 +26,14 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_encoder(tmp_path_factory.mktemp("encoder"))
 
 
-def test_the_demo_on_its_own_texts(encoder: Path, tmp_path: Path) -> None:
+def test_the_demo_on_its_own_texts(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     args = ["--model", encoder, "--output", tmp_path / "out", "--limit", 200, "--epochs", 1, "--rounds", 1]
     result = run("demo", *args)
     assert result.exit_code == 0, result.stderr
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES
     assert "200 texts to train on, 50 to choose the dial, 50 to test on" in result.stdout
     assert "Answering three texts" in result.stdout
-    assert f"stretto evaluate {tmp_path}/out/model" in result.stdout
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["table"][0]["model"] == "full"
     assert len(results["answers"]) == 3
@@ -37,7 +41,15 @@ def test_the_demo_on_its_own_texts(encoder: Path, tmp_path: Path) -> None:
     assert "<table>" in (tmp_path / "out" / "report.html").read_text()
     assert AdaptiveModel.from_pretrained(tmp_path / "out" / "model").task.label_names == ["fresh", "rotten"]
 
-    assert run("evaluate", tmp_path / "out/model", tmp_path / "out/test.jsonl").exit_code == 0
+    commands = [line.strip() for line in result.stdout.partition("Try:")[2].splitlines() if line.strip()]
+    assert len(commands) == 6
+    for command in commands:
+        before, _, after = command.rpartition(" | ")
+        program, *arguments = shlex.split(after)
+        assert shutil.which(program) or program == sys.executable
+        text = shlex.split(before)[1] if before else None
+        assert run(*arguments, stdin=text).exit_code == 0, command
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 50
 
     again = run("demo", *args)
     assert again.exit_code == 0, again.stderr
@@ -68,6 +80,21 @@ def test_an_interrupted_demo_goes_on(encoder: Path, tmp_path: Path, monkeypatch:
     assert result.exit_code == 0, result.stderr
     assert "pearson" in result.stdout
     assert "lte" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_commands_name_the_stretto_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = tmp_path / ".venv" / "bin"
+    scripts.mkdir(parents=True)
+    monkeypatch.setattr("sys.executable", str(scripts / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert stretto_command() == f"{scripts}/python -m stretto"
+    (scripts / "stretto").touch(mode=0o755)
+    assert stretto_command() == f"{scripts}/stretto"
+    monkeypatch.chdir(tmp_path)
+    assert stretto_command() == ".venv/bin/stretto"
+    monkeypatch.setenv("PATH", str(scripts))
+    assert stretto_command() == "stretto"
+    assert not any("echo" in command for command in next_commands(tmp_path, ("one text", "another")))
 
 
 def test_films_are_not_shared_by_the_parts() -> None:

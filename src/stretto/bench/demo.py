@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.bench.model import bench_model, gains_by_dial
+from stretto.bench.next_steps import next_commands
 from stretto.budget.choose import dials_to_show
 from stretto.budget.sweep import sweep
 from stretto.data import Columns, Dataset, load, sample, split_off
@@ -130,7 +131,7 @@ def run_demo(demo: Demo, output: str | Path, *, progress: bool = True, tell: Tel
     write_text(output / "report.md", page.markdown())
     write_text(output / "report.html", page.html())
     tell(f"\nWritten to {output}: the model (model/), report.html, report.md, {PLOT}, results.json, test.jsonl\n\nTry:")
-    for command in next_commands(output):
+    for command in next_commands(output, parts.sentences[0]):
         tell(f"  {command}")
     return results
 
@@ -259,17 +260,6 @@ def answer_row(text: tuple[str, ...], prediction: LabelPrediction) -> dict[str, 
     }
 
 
-def next_commands(output: Path) -> list[str]:
-    return [
-        f"stretto evaluate {output}/model {output}/test.jsonl",
-        f'echo "A fine film." | stretto predict {output}/model',
-        f"stretto predict {output}/model {output}/test.jsonl --output answers.jsonl",
-        f"stretto bench model {output}/model {output}/test.jsonl",
-        "stretto train YOUR.csv --model ENCODER --output YOUR-MODEL",
-        "stretto methods",
-    ]
-
-
 def report(
     model: AdaptiveModel, parts: Parts, rows: list[dict[str, Any]], answers: list[dict[str, Any]], output: Path
 ) -> Report:
@@ -287,7 +277,7 @@ def report(
         f"the dev texts. Measured on: {cpu_name()}; {made}."
     )
     tables = {"": (rows, table_formats(model)), "Three answers": (answers, ANSWER_FORMATS)}
-    return Report("stretto demo", lead, tables, output / PLOT, notes, next_commands(output))
+    return Report("stretto demo", lead, tables, output / PLOT, notes, next_commands(output, parts.sentences[0]))
 
 
 def write_texts(data: Dataset, path: Path) -> None:
