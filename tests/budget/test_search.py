@@ -227,7 +227,7 @@ def test_search_command(adaptive: Path, tmp_path: Path) -> None:
     result = run("search", folder, data, *FLAGS, "--json", files[0], "--plot", files[1])
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[1].split() == ["iteration", "tried", "frontier", "area"]
-    assert "What was found, on 24 examples; the dial is budget" in result.stdout
+    assert "The frontier on 24 examples; the dial is budget" in result.stdout
     assert f"saved {folder}" in result.stderr
     content = json.loads(files[0].read_text())
     assert content["finished"]
@@ -250,7 +250,7 @@ def test_search_command_goes_on(adaptive: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "dev.jsonl", 24)
     command = ["search", adaptive, data, *FLAGS, "--output", tmp_path / "out"]
     first = run(*command, "--max-seconds", 0)
-    assert "time is up; saved" in first.stderr
+    assert "time limit reached; saved" in first.stderr
     refused = run(*command, "--seed", 1)
     assert refused.exit_code == 1
     assert "got another settings" in refused.stderr

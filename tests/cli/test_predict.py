@@ -40,7 +40,7 @@ def test_predict_from_file_to_file_keeps_order_and_texts(model: Path, tmp_path: 
     expected = AdaptiveModel.from_pretrained(model).predict(ODD_TEXTS)
     result = run("predict", model, source, "--output", tmp_path / "out.jsonl", "--batch-size", 2, "--probabilities")
     assert result.exit_code == 0, result.stderr
-    assert "1 of 7 texts were longer than 64 tokens and were cut" in result.stderr
+    assert "1 of 7 texts were longer than 64 tokens and were truncated" in result.stderr
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["text"] for row in rows] == ODD_TEXTS
     assert [(row["label"], row["depth"]) for row in rows] == [(p.label, p.depth) for p in expected]

@@ -118,7 +118,7 @@ def test_long_inputs_are_told_or_windowed(names: Path, questions: Path, tmp_path
     long = write(tmp_path / "long.jsonl", jsonl({"tokens": ["city"] * 100, "tags": ["O"] * 100}))
     result = run("evaluate", names.with_name("model"), long, "--dials", "1")
     assert result.exit_code == 0, result.stderr
-    assert "1 of 1 texts were longer than 64 tokens and were cut" in result.stderr
+    assert "1 of 1 texts were longer than 64 tokens and were truncated" in result.stderr
     row = {"question": "how many ?", "context": "one city " * 100}
     result = run("predict", questions.with_name("model"), write(tmp_path / "q.jsonl", jsonl(row)))
     assert result.exit_code == 0, result.stderr
@@ -166,7 +166,7 @@ def test_what_is_refused(encoder: Path, names: Path, questions: Path, data: Path
         ),
         (
             ["train", names, "--task", "tokens", "--stride", 3, *start],
-            "Expected --stride for a task with windows",
+            "Expected --stride only for a new task with windows",
         ),
         (["predict", names.with_name("model"), names, "--output", tmp_path / "a.csv"], "hold lists, which .csv cannot"),
         (["predict", names.with_name("model"), names, "--probabilities"], "Expected probabilities of a model that"),
@@ -184,7 +184,7 @@ def test_what_is_refused(encoder: Path, names: Path, questions: Path, data: Path
                 "--skip",
                 "backbone",
             ],
-            "Expected the task that MODEL knows (tokens) beside --skip backbone, got --task span",
+            "Expected the task of MODEL (tokens) with --skip backbone, got --task span",
         ),
         (["predict", questions.with_name("model"), names], "expected a column 'question'"),
         (["evaluate", names.with_name("model"), questions], "known to hold the words, got none"),

@@ -140,7 +140,7 @@ FLAGS: list[tuple[str, Files, int, str]] = [
     ("train D --model E --output out --per-device-train-batch-size 0", {}, 1, "of at least 1"),
     ("train D --model E --output out --optim adam", {}, 1, "adam is not a valid"),
     ("train D --model E --output out --max-length 2", {}, 1, "max_length"),
-    ("train D --model E --output out --stride 3", {}, 1, "Expected --stride for a task with windows"),
+    ("train D --model E --output out --stride 3", {}, 1, "Expected --stride only for a new task with windows"),
     ("train D --model E --output out --attention-dropout 2", {}, 2, "should be less than or equal to 1"),
     ("train D --model E --output out --dtype float8", {}, 1, "float8"),
     ("train D --model E --output taken", {"taken": "a file"}, 1, "taken"),
@@ -155,9 +155,9 @@ FLAGS: list[tuple[str, Files, int, str]] = [
     ("pretrain D out --vocab-size 3", {}, 2, "should be greater than or equal to 6"),
     ("pretrain D out --vocab-size 60 --hidden-size 7", {}, 1, "hidden_size"),
     ("pretrain D out --vocab-size 60 --held-out 2", {}, 1, "fraction"),
-    ("pretrain D out --vocab-size 60 --no-gates --no-revpc", {}, 1, "beside --no-gates"),
-    ("pretrain D taken --vocab-size 60", {"taken/thesis.txt": "years"}, 1, "which holds something else"),
-    ("demo --text body", {}, 1, "Expected --data beside --text"),
+    ("pretrain D out --vocab-size 60 --no-gates --no-revpc", {}, 1, "with --no-gates"),
+    ("pretrain D taken --vocab-size 60", {"taken/thesis.txt": "years"}, 1, "which has other content"),
+    ("demo --text body", {}, 1, "Expected --data together with --text"),
     ("demo --task tokens --data D", {}, 1, "Expected a task that answers whole texts"),
 ]  # fmt: skip
 

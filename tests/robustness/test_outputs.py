@@ -81,7 +81,7 @@ def test_files_of_a_model_are_not_overwritten(file: str, shared: Path) -> None:
     before = path.read_bytes() if path.exists() else None
     result = run("evaluate", shared / "model", shared / "test.jsonl", "--json", path)
     assert result.exit_code == 1
-    assert f"Expected a file of your own after --json, got '{path}', which is a file of the folder" in result.stderr
+    assert f"Expected another file after --json, got '{path}', which belongs to the folder" in result.stderr
     assert (path.read_bytes() if path.exists() else None) == before
 
 

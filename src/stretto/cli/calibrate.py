@@ -1,4 +1,4 @@
-"""`stretto calibrate`: say what you can spend or what you may lose, and get a budget by name."""
+"""`stretto calibrate`: find the dial for a cost, a latency or a loss, and store it by name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ stretto calibrate reviews-model labelled.csv --max-loss 1 --dtype int8 --default
 stretto predict reviews-model texts.csv --budget careful
 """
 
-Data = Annotated[str, Argument(metavar="DATA", help=f"Texts such as the model will meet: {SOURCES}.")]
+Data = Annotated[str, Argument(metavar="DATA", help=f"Typical texts of your application: {SOURCES}.")]
 
 
 def calibrate(
@@ -50,31 +50,33 @@ def calibrate(
         float | None, Option(help="With --latency-ms: percent of the batches in time (default: 95).")
     ] = None,
     max_loss: Annotated[
-        float | None, Option(help="Points of score that may be lost against the full model, guaranteed. Needs labels.")
+        float | None,
+        Option(help="Points of score that may be lost against the full model, with a guarantee. Needs labels."),
     ] = None,
     agreement: Annotated[
-        float | None, Option(help="Part of the answers that are the full model's, guaranteed. Needs no labels.")
+        float | None, Option(help="Fraction of answers equal to the full model's, with a guarantee. Needs no labels.")
     ] = None,
     confidence: Annotated[
-        float | None, Option(help="Of the guarantee of --max-loss or --agreement (default: 0.95).")
+        float | None, Option(help="Confidence of the guarantee of --max-loss or --agreement (default: 0.95).")
     ] = None,
     worst_error: Annotated[
-        float | None, Option(help="For numbers: the error that counts as wrong altogether, such as their range.")
+        float | None,
+        Option(help="Regression: the error that counts as completely wrong, for example the range of the labels."),
     ] = None,
-    name: Annotated[str, Option(help="Name of the budget; default: such as loss-1.")] = "",
-    default: Annotated[bool, Option("--default", help="Use it from now on where no dial is given.")] = False,
+    name: Annotated[str, Option(help="Name of the budget; default: made from the goal, for example loss-1.")] = "",
+    default: Annotated[bool, Option("--default", help="Make it the default dial of the model.")] = False,
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
     delimiter: Delimiter = None,
     split: Split = None,
-    limit: Annotated[int | None, Option(min=1, help="Use so many of the examples, a random sample.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Use a random sample of this many examples.")] = None,
     seed: Seed = 42,
     batch_size: BatchSize = 32,
     dtype: Dtype = "float32",
     json: Json = None,
 ) -> None:
-    """Find the dial for a cost, a latency or a tolerated loss, and keep it in the model folder by name.
+    """Find the dial for a cost, a latency or a tolerated loss, and store it in the model folder by name.
 
     DATA must be fresh: examples that the model was not trained on and its dials were not searched on."""
     from stretto.budget.calibrate import calibrate as run_calibration
@@ -87,7 +89,7 @@ def calibrate(
     )  # fmt: skip
     if not Path(model).is_dir():
         raise StrettoError(
-            f"Expected a model folder to keep the budget in, got '{model}'. Save the model to one first."
+            f"Expected a local model folder to store the budget in, got '{model}'. Save the model to a folder first."
         )
     loaded = open_model(model, dtype)
     examples = load(
@@ -113,7 +115,7 @@ def chosen_goal(
     *, cost: float | None, latency_ms: float | None, batch: int | None, percentile: float | None,
     max_loss: float | None, agreement: float | None, confidence: float | None, worst_error: float | None,
 ) -> Goal:  # fmt: skip
-    """The one goal that was named, with the options that go with it."""
+    """The one goal that was given, with its options."""
     from stretto.budget.calibrate import Agreement, MaxLoss, Spend, Wait
 
     goals = {"--cost": cost, "--latency-ms": latency_ms, "--max-loss": max_loss, "--agreement": agreement}
@@ -128,7 +130,9 @@ def chosen_goal(
     }
     for flag, (value, owners) in belongs.items():
         if value is not None and named[0] not in owners:
-            raise StrettoError(f"Expected {flag} beside {' or '.join(owners)}, got it beside {named[0]}. Leave it out.")
+            raise StrettoError(
+                f"Expected {flag} together with {' or '.join(owners)}, got it with {named[0]}. Leave it out."
+            )
     sure: dict[str, Any] = {"worst": worst_error} | ({} if confidence is None else {"confidence": confidence})
     if cost is not None:
         return Spend(cost)

@@ -13,7 +13,7 @@ EXAMPLES = """
 stretto compare benchmarks/suites/quick.yaml --data DATA --models MODELS --plan    # what would run, and how long
 stretto compare benchmarks/suites/text.yaml --data DATA --models MODELS            # the same command resumes
 stretto compare benchmarks/suites/text.yaml --only set=trec,method=deebert,seed=42
-stretto compare benchmarks/suites/text.yaml --clock --threads 2                    # times, on a quiet machine
+stretto compare benchmarks/suites/text.yaml --clock --threads 2                    # times, on an idle machine
 """
 
 
@@ -25,13 +25,13 @@ def compare(
     models: Annotated[
         Path | None, Option(envvar="STRETTO_MODELS", help="Folder of encoders; default: names are those of the hub.")
     ] = None,
-    model: Annotated[str | None, Option(help="Another encoder than the suite's.")] = None,
+    model: Annotated[str | None, Option(help="Use this encoder instead of the suite's.")] = None,
     output: Annotated[Path | None, Option(help="Work folder; default: runs/NAME of the suite.")] = None,
     results: Annotated[
         Path | None, Option(help="File of the results; default: results.json in the work folder.")
     ] = None,
-    only: Annotated[str | None, Option(help="Some of it: set=trec,method=deebert,seed=42.")] = None,
-    plan: Annotated[bool, Option("--plan", help="Print what would run and about how long, and stop.")] = False,
+    only: Annotated[str | None, Option(help="A part of the suite: set=trec,method=deebert,seed=42.")] = None,
+    plan: Annotated[bool, Option("--plan", help="Print what would run and the estimated hours, and stop.")] = False,
     clock: Annotated[bool, Option("--clock", help="Time what has been trained; train nothing.")] = False,
     threads: Annotated[int, Option(min=1, help="Threads.")] = 1,
 ) -> None:

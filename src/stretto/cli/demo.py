@@ -1,4 +1,4 @@
-"""`stretto demo`: the whole job in a few minutes."""
+"""`stretto demo`: all steps on example data, in a few minutes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ stretto demo --limit 2000 --epochs 1 --output quick-demo
 
 def demo(
     model: Annotated[str | None, Option(help="Encoder: a folder or a hub name; default: MiniLM-L6.")] = None,
-    data: Annotated[str | None, Option(help="Labelled texts (a test part is split off); default: reviews.")] = None,
+    data: Annotated[str | None, Option(help="Labelled texts (test data are split off); default: film reviews.")] = None,
     output: Annotated[Path, Option(help="Folder for the model and the report.")] = Path("demo-output"),
     text: Text = None,
     text_b: TextB = None,
     label: Label = None,
     delimiter: Delimiter = None,
     task: Annotated[str, Option(help="A task that answers whole texts, such as regression.")] = DEFAULT_TASK,
-    limit: Annotated[int, Option(min=1, help="Most texts to train on.")] = 6000,
+    limit: Annotated[int, Option(min=1, help="Maximum number of training texts.")] = 6000,
     epochs: Annotated[float, Option(min=0, help="Epochs of fine-tuning.")] = 2,
     rounds: Rounds = 5,
     seed: Seed = 42,
 ) -> None:
-    """Do the whole job on an example, in minutes.
+    """Run all steps on example data, in minutes.
 
     Fine-tune, train exits, compare with the full model, answer three texts, write a report."""
     say("loading")
@@ -41,16 +41,16 @@ def demo(
     from stretto.data import Columns
 
     if data is None and (text or text_b or label or task != DEFAULT_TASK):
-        raise StrettoError("Expected --data beside --text, --text-b, --label or --task, got none. Add --data.")
+        raise StrettoError("Expected --data together with --text, --text-b, --label or --task, got none. Add --data.")
     if TASKS[task].answers != "sequence":
         raise StrettoError(
             f"Expected a task that answers whole texts, such as classification or regression, got '{task}'. The demo "
             "trains exits, which answer whole texts; use `stretto train` for other tasks."
         )
     settings = Demo(model, data, Columns(text, text_b, label, delimiter), task, limit, epochs, rounds, seed)
-    run_demo(settings, output, tell=say_aloud)
+    run_demo(settings, output, report_step=print_now)
 
 
-def say_aloud(line: str) -> None:
+def print_now(line: str) -> None:
     """Steps go to stdout, in order with the tables."""
     print(line, flush=True)

@@ -27,7 +27,7 @@ stretto depths reviews-model --dial 0.5 --json depths.json      # every word of 
 def depths(
     model: ModelFolder,
     top: Annotated[int, Option(min=0, help="How many of the shallowest and of the deepest words to show.")] = 20,
-    at_least: Annotated[int, Option(min=1, help="Leave out words that were met less often.")] = 1,
+    at_least: Annotated[int, Option(min=1, help="Leave out words that occurred less often.")] = 1,
     dial: Annotated[float | None, Option(help="Depths at this dial; default: as the model was trained.")] = None,
     json: Json = None,
     plot: Annotated[
@@ -49,7 +49,7 @@ def depths(
     often = (method.table.counts >= at_least).nonzero().squeeze(1)
     if not len(often):
         raise StrettoError(
-            f"Expected words that were met {at_least} times, got none; the most frequent was met "
+            f"Expected words that occurred {at_least} times, got none; the most frequent occurred "
             f"{int(method.table.counts.max())} times. Lower --at-least."
         )
     found, values, counts = found[often], values[often], method.table.counts[often]

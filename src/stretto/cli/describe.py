@@ -1,4 +1,4 @@
-"""`stretto methods` and `stretto backbones`: what there is, told by the code itself."""
+"""`stretto methods` and `stretto backbones`: lists that come from the code itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def methods(
                 for m in described
             ]
         )
-        print("\n`stretto methods NAME` tells more.")
+        print("\n`stretto methods NAME` describes one.")
         return
     (method,) = described
     dial = method["dial"]

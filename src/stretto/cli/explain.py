@@ -1,4 +1,4 @@
-"""`stretto explain`: which token lives to which layer."""
+"""`stretto explain`: up to which layer each token is used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TextArgument = Annotated[str, Argument(metavar="TEXT", help="The text; '-' reads
 
 
 def read_stdin() -> str:
-    """All of it, without the last line's end."""
+    """The whole of stdin, without the last line break."""
     from stretto.data.lines import stdin_bytes
 
     try:
@@ -67,9 +67,9 @@ def explain(
     max_new_tokens: MaxNewTokens = None,
     json: Json = None,
 ) -> None:
-    """Show which token lives to which layer, and where the answer is given.
+    """Show up to which layer each token is used, and at which layer the answer is given.
 
-    Of a model that writes texts: at which decoder block each token of the text left."""
+    For a model that writes texts: the decoder block at which each token of the text left."""
     from stretto.view.explain import explain as run_explain
     from stretto.view.explain_html import explanation_page
     from stretto.view.explain_terminal import show_explanation

@@ -10,7 +10,7 @@ from stretto.cli.options import Dtype, Json, ModelFolder
 from stretto.cli.output import STDOUT, open_model, say, write_json
 
 EXAMPLES = """
-stretto export reviews-model --onnx reviews-onnx                  # exits: one graph per layer, to be left early
+stretto export reviews-model --onnx reviews-onnx                  # exits: one graph per layer
 stretto export reviews-model --onnx reviews-onnx --stages 3 --dtype int8
 stretto export adaptive-model --onnx adaptive-onnx --dial 0.5     # fewer tokens per layer: one graph
 stretto export reviews-model --onnx full-onnx --dial 0 --whole    # the full model as one graph
@@ -22,13 +22,13 @@ def export(
     onnx: Annotated[str, Option(metavar="FOLDER", help="A new folder for the graphs, tokenizer and contract.")],
     dial: Annotated[float | None, Option(help="The operating point; default: the model's own dial.")] = None,
     stages: Annotated[
-        int | None, Option(min=1, help="Graphs to cut a model with exits into; default: one per layer.")
+        int | None, Option(min=1, help="Number of graphs for a model with exits; default: one per layer.")
     ] = None,
-    whole: Annotated[bool, Option("--whole", help="A single graph, where the depth is fixed.")] = False,
+    whole: Annotated[bool, Option("--whole", help="Write a single graph (for a fixed depth).")] = False,
     dtype: Dtype = "float32",
     json: Json = None,
 ) -> None:
-    """Write ONNX graphs for ONNX Runtime in any language, checked against this model's own answers."""
+    """Write ONNX graphs for ONNX Runtime in any language, and check their answers against the model's."""
     from stretto.deploy.onnx import export_onnx
 
     contract = export_onnx(open_model(model), onnx, dial=dial, dtype=dtype, stages=stages, whole=whole)

@@ -27,7 +27,7 @@ OF_A_FOLDER = (
 
 
 def output_file(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
-    """The callback of an option that writes. What could not be written is refused before any work is done."""
+    """The callback of an option that writes. A file that cannot be written is refused before any work is done."""
     if value is not None and value != STDOUT:
         ctx.meta.setdefault(OUTPUTS, {})[param.name] = (param.opts[0], value)
     return writable(value)
@@ -46,7 +46,7 @@ def check_outputs(ctx: typer.Context) -> None:
                 )
             if path.parent.resolve() == Path(other).resolve() and any(fnmatch(path.name, each) for each in OF_A_FOLDER):
                 raise StrettoError(
-                    f"Expected a file of your own after {flag}, got '{path}', which is a file of the folder '{other}'. "
+                    f"Expected another file after {flag}, got '{path}', which belongs to the folder '{other}'. "
                     "Choose another name."
                 )
     flags = list(outputs)

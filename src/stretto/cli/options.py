@@ -17,11 +17,11 @@ Text = Annotated[str | None, Option(help="Column of the text, words or question,
 TextB = Annotated[str | None, Option(help="Column of the second text of a pair, or of the context.")]
 Label = Annotated[str | None, Option(help="Column of the label, tags or answers.")]
 Delimiter = Annotated[
-    str | None, Option(help="What separates the fields of a .csv file, such as ';' or tab; default: a comma.")
+    str | None, Option(help="Separator of the fields of a .csv file, such as ';' or tab; default: a comma.")
 ]
 Split = Annotated[str | None, Option(help="Split of a hub dataset.")]
 
-BatchSize = Annotated[int, Option(min=1, help="Texts computed at once; more where they are short.")]
+BatchSize = Annotated[int, Option(min=1, help="Texts computed at once (more if they are short).")]
 Dtype = Annotated[str, Option(help="float32 or int8.")]
 Json = Annotated[str | None, Option(metavar="[FILE]", help="Write JSON; default FILE: stdout.", callback=output_file)]
 NumBeams = Annotated[int | None, Option(min=1, help="Beams of a model that writes texts; default: its own, or 1.")]

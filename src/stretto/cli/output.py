@@ -25,15 +25,15 @@ STDOUT = "-"
 
 
 def say(line: str) -> None:
-    """Tell the user something that is not a result."""
+    """Report something that is not a result, on stderr."""
     if is_main_process():
         print(line, file=sys.stderr, flush=True)
 
 
 def say_cut(truncated: int, count: int, model: AdaptiveModel) -> None:
-    """Tell how many of the texts the model reads only the beginning of."""
+    """Report how many texts were truncated."""
     if truncated:
-        say(f"{truncated} of {count} texts were longer than {model.max_length} tokens and were cut")
+        say(f"{truncated} of {count} texts were longer than {model.max_length} tokens and were truncated")
 
 
 def on_terminal() -> bool:
@@ -42,7 +42,7 @@ def on_terminal() -> bool:
 
 
 def writable(target: str | None) -> str | None:
-    """The target itself; one that could not be written is refused now, before any work is done for it."""
+    """The target itself. A file that cannot be written is refused now, before any work is done."""
     if target is None or target == STDOUT or (Path(target).exists() and not Path(target).is_dir()):
         return target
     with write_errors(target):
@@ -55,7 +55,7 @@ def writable(target: str | None) -> str | None:
 @contextmanager
 def resumable(work: Path) -> Iterator[None]:
     """Say how to resume what is kept in the folder `work`, after Ctrl-C and after an error."""
-    how = f"What was done is kept in '{work}': the same command resumes it, --restart discards it."
+    how = f"The work so far is in '{work}': the same command resumes it, --restart discards it."
     try:
         yield
     except KeyboardInterrupt:

@@ -52,22 +52,26 @@ def predict(
     source: Source = STDIN,
     output: Annotated[str | None, Option(metavar="FILE", help=OUTPUT_HELP, callback=output_file)] = None,
     dial: Annotated[float | None, Option(help="Trades score for cost; default: the model's own dial.")] = None,
-    budget: Annotated[str | None, Option(metavar="NAME", help="A budget of the model, in place of a dial.")] = None,
+    budget: Annotated[
+        str | None, Option(metavar="NAME", help="Use a stored budget of the model instead of a dial.")
+    ] = None,
     text: Text = None,
     text_b: TextB = None,
     delimiter: Delimiter = None,
     split: Split = None,
-    keep: Annotated[str | None, Option(metavar="COLUMNS", help="More columns to write, such as id,date.")] = None,
+    keep: Annotated[
+        str | None, Option(metavar="COLUMNS", help="Columns of the input to copy to the answers, such as id,date.")
+    ] = None,
     batch_size: BatchSize = 32,
     probabilities: Annotated[bool, Option("--probabilities", help="Write the probability of every label.")] = False,
     dtype: Dtype = "float32",
     num_beams: NumBeams = None,
     max_new_tokens: MaxNewTokens = None,
 ) -> None:
-    """Answer texts, in the order they come.
+    """Answer texts, in their order.
 
     Each answer has a label (tags and entities; a part of the context), its score, the depth it took and its cost.
-    Lines from stdin are answered as they come."""
+    Lines from stdin are answered as they arrive."""
     from stretto.data.records import Columns, read
     from stretto.deploy.predict import Predictor
     from stretto.deploy.rows import check_name, write_lines, write_rows

@@ -44,20 +44,20 @@ def pretrain(
     text_file: Annotated[str, Argument(metavar="TEXT", help="A text per line (.txt) or row (.jsonl, .csv); or .gz.")],
     output: Annotated[str, Argument(metavar="OUTPUT", help="Folder for the encoder.")],
     tokenizer: Annotated[str | None, Option(help="Folder or hub name with a tokenizer to use.")] = None,
-    vocab_size: Annotated[int | None, Option(min=6, help="Learn a WordPiece tokenizer with so many entries.")] = None,
-    cased: Annotated[bool, Option("--cased", help="The tokenizer learned tells A from a.")] = False,
+    vocab_size: Annotated[int | None, Option(min=6, help="Train a WordPiece tokenizer with this many entries.")] = None,
+    cased: Annotated[bool, Option("--cased", help="The trained tokenizer is case-sensitive.")] = False,
     text: Annotated[str | None, Option(help="Column of the text, if its name is unusual.")] = None,
     delimiter: Delimiter = None,
     split: Split = None,
     held_out: Annotated[float, Option(help="Part of the texts to measure perplexity on.")] = 0.05,
-    max_length: Annotated[int, Option(min=1, help="Longest input in tokens; longer texts are cut in pieces.")] = 128,
+    max_length: Annotated[int, Option(min=1, help="Longest input in tokens; longer texts are split.")] = 128,
     hidden_size: Annotated[int, Option(min=1, help="Width.")] = 128,
     embedding_size: Annotated[int, Option(min=1, help="Width of the token embeddings.")] = 64,
     num_hidden_layers: Annotated[int, Option(min=1, help="Layers in all.")] = 9,
-    num_hidden_groups: Annotated[int, Option(min=1, help="Groups; the layers of one share parameters.")] = 3,
+    num_hidden_groups: Annotated[int, Option(min=1, help="Groups of layers that share parameters.")] = 3,
     num_attention_heads: Annotated[int, Option(min=1, help="Attention heads.")] = 4,
     intermediate_size: Annotated[int, Option(min=1, help="Width of the FFN.")] = 512,
-    max_relative_distance: Annotated[int, Option(min=1, help="Distances beyond this count as this.")] = 32,
+    max_relative_distance: Annotated[int, Option(min=1, help="Larger distances count as this one.")] = 32,
     absolute: Annotated[bool, Option("--absolute/--no-absolute", help="Absolute positions.")] = True,
     relative: Annotated[bool, Option("--relative/--no-relative", help="Relative positions.")] = True,
     gates: Annotated[bool, Option("--gates/--no-gates", help="Train the gates of the method alberta too.")] = True,
@@ -68,7 +68,7 @@ def pretrain(
 ) -> None:
     """Pretrain an encoder (ALBERTa's own architecture) on plain text, as a masked language model.
 
-    Some of the texts are held out; the perplexity of words hidden in them is measured on the way and in the end."""
+    Some of the texts are held out. Perplexity is measured on their masked words, during and after training."""
     of_training, of_method = training_types(), config_types("alberta")
     loose = dict(pair.partition("=")[::2] for pair in settings or [])
     arguments = {name: parse(name, value, of_training[name]) for name, value in loose.items() if name in of_training}
@@ -81,7 +81,7 @@ def pretrain(
     }  # fmt: skip
     if (tokenizer is None) == (vocab_size is None):
         came = "both" if tokenizer else "neither"
-        raise StrettoError(f"Expected either --tokenizer or --vocab-size, got {came}. Choose or learn a tokenizer.")
+        raise StrettoError(f"Expected either --tokenizer or --vocab-size, got {came}. Name one or train one.")
     output = str(Path(output))  # "out/" and "out" are one
 
     from transformers import set_seed
@@ -96,9 +96,7 @@ def pretrain(
 
     shape = AlbertaConfig(**sizes)  # unfit sizes are named before any work is done
     if of_gates and not gates:
-        raise StrettoError(
-            f"Expected no settings of gates beside --no-gates, got {', '.join(of_gates)}. Leave them out."
-        )
+        raise StrettoError(f"Expected no settings of gates with --no-gates, got {', '.join(of_gates)}. Leave them out.")
     if gates:
         make_gates(shape, **of_gates)
     check_arguments({**DEFAULTS, **arguments})
@@ -121,7 +119,7 @@ def pretrain(
     if json != STDOUT:
         print(
             f"Saved to {output}: {summary.parameters:,} parameters, {summary.vocabulary:,} tokens in its vocabulary.\n"
-            f"Perplexity of hidden words in {summary.held_out_texts} held-out texts: {summary.perplexity:.2f} "
+            f"Perplexity of masked words in {summary.held_out_texts} held-out texts: {summary.perplexity:.2f} "
             f"after {summary.steps} steps.\n\nTry:\n"
             f"  stretto train DATA.csv --model {output} --method alberta --output my-model"
         )
@@ -136,20 +134,20 @@ def pretrain(
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """A finished encoder is only replaced if asked for, anything else never."""
+    """A finished encoder is only replaced with --overwrite; anything else is never replaced."""
     from stretto.saving.place import refuse_finished
     from stretto.training.pretraining import SUMMARY
 
     if output.exists() and not (output / SUMMARY).exists() and (output.is_file() or any(output.iterdir())):
         raise StrettoError(
-            f"Expected a new output folder, got '{output}', which holds something else. Choose another name."
+            f"Expected a new output folder, got '{output}', which has other content. Choose another name."
         )
     if not overwrite:
         refuse_finished(output, SUMMARY, "encoder")
 
 
 def clear_work(output: Path, work: Path, restart: bool) -> None:
-    """An unfinished run is resumed, unless it is to be started again."""
+    """An unfinished run is resumed, or discarded with `restart`."""
     from stretto.saving.place import remove_work
     from stretto.training.plan import PLAN
     from stretto.training.pretraining import SUMMARY
@@ -176,7 +174,7 @@ def read_texts(source: str, column: str | None, split: str | None, delimiter: st
 
 
 def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: Dataset, work: Path) -> Any:
-    """The tokenizer named, or one learned from the texts (perhaps by the run that is gone on with, in `work`)."""
+    """The named tokenizer, or one trained on the texts (a resumed run finds it in `work`)."""
     from stretto.data.wordpiece import train_tokenizer
     from stretto.saving.digests import dataset_digest
     from stretto.saving.files import replacing_folder
@@ -187,7 +185,7 @@ def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: 
     assert vocab_size is not None
     learned = work / f"tokenizer-{vocab_size}{'-cased' if cased else ''}-{dataset_digest(data)}"
     if not learned.is_dir():
-        say(f"learning a tokenizer from {len(data)} texts")
+        say(f"training a tokenizer on {len(data)} texts")
         with replacing_folder(learned) as temporary:
             train_tokenizer([text for (text,) in data.texts], vocab_size, cased=cased).save_pretrained(temporary)
     found = load_tokenizer(str(learned))

@@ -1,4 +1,4 @@
-"""`stretto rationales`: agreement with the words people marked."""
+"""`stretto rationales`: agreement with words that people marked."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PANELS = {"average_precision": "mean average precision", "false_positive_rate": 
 def rationales(
     model: ModelFolder,
     data: Rationales,
-    dial: Annotated[float | None, Option(help="For what the method keeps; default: the model's own dial.")] = None,
-    limit: Annotated[int | None, Option(min=1, help="Most texts to look at (a sample).")] = None,
+    dial: Annotated[float | None, Option(help="Dial for the method's own run; default: the model's own dial.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Use a random sample of this many texts.")] = None,
     split: Split = None,
     seed: Seed = 42,
     json: Json = None,
@@ -36,7 +36,7 @@ def rationales(
         Option(metavar="FILE", help="Draw both measures by layer (.png, .svg, .pdf).", callback=output_file),
     ] = None,
 ) -> None:
-    """Compare what the model looks at with the words people marked.
+    """Compare the words that the model uses with words that people marked.
 
     Per layer: average precision of the scores, false-positive rate of the selected words."""
     from stretto.saving.versions import versions
@@ -86,6 +86,6 @@ def rationales(
 
 def by_layer(lines: dict[str, list[float | None]]) -> list[dict[str, Any]]:
     """A row per layer, a column per source; a source without any value is left out."""
-    told = {name: values for name, values in lines.items() if any(value is not None for value in values)}
-    n_layers = len(next(iter(told.values())))
-    return [{"layer": n + 1, **{name: values[n] for name, values in told.items()}} for n in range(n_layers)]
+    found = {name: values for name, values in lines.items() if any(value is not None for value in values)}
+    n_layers = len(next(iter(found.values())))
+    return [{"layer": n + 1, **{name: values[n] for name, values in found.items()}} for n in range(n_layers)]

@@ -54,13 +54,15 @@ def search(
     model: ModelFolder,
     data: Labelled,
     output: Annotated[str | None, Option(metavar="DIR", help="Folder for the result; default: the model's.")] = None,
-    limit: Annotated[int | None, Option(min=1, help="Most examples to measure candidates on (a sample).")] = None,
+    limit: Annotated[
+        int | None, Option(min=1, help="Measure candidates on a random sample of this many examples.")
+    ] = None,
     iterations: Annotated[int, Option(min=1, help="Most iterations.")] = 30,
     mutations: Annotated[int, Option(min=0, help="Mutants per iteration.")] = 30,
     crossovers: Annotated[int, Option(min=0, help="Crossovers per iteration.")] = 30,
     population: Annotated[int, Option(min=2, help="Constant-ratio configurations to start from.")] = 20,
     patience: Annotated[int, Option(min=1, help="Stop after this many iterations without growth.")] = 5,
-    max_seconds: Annotated[float | None, Option(min=0, help="Stop then, and keep what was found.")] = None,
+    max_seconds: Annotated[float | None, Option(min=0, help="Stop after this time and keep the result so far.")] = None,
     draws: Annotated[int, Option(min=1, help="Thresholds drawn, for a model that writes texts.")] = 10_000,
     seed: Seed = 42,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a finished model at --output.")] = False,
@@ -122,7 +124,7 @@ def search(
     if json != STDOUT:
         show_table([iteration_row(iteration) for iteration in result.iterations], {"area": ".4f"}, title="The search")
         print()
-        title = f"What was found, on {len(examples)} examples; the dial is {loaded.method.dial.name}"
+        title = f"The frontier on {len(examples)} examples; the dial is {loaded.method.dial.name}"
         show_table(point_rows(result.points, loaded.dial), {**point_formats(result.points), "dial": ".3f"}, title=title)
     write_json(
         json,
@@ -144,7 +146,11 @@ def search(
     if plot is not None:
         draw(result, plot, loaded.task.main_metric)
         say(f"wrote {plot}")
-    say(f"saved {target}" if result.finished else f"time is up; saved {target}, and the same command resumes it")
+    say(
+        f"saved {target}"
+        if result.finished
+        else f"time limit reached; saved {target}; the same command resumes the search"
+    )
 
 
 def search_thresholds(
@@ -175,7 +181,7 @@ def search_thresholds(
 
 
 def check_place(target: Path, model: Path, work: Path) -> None:
-    """Another finished model is only replaced if asked for, or if the unfinished search in `work` wrote it itself."""
+    """Another finished model is only replaced with --overwrite, or if the unfinished search in `work` wrote it."""
     from stretto.saving.folder import SETTINGS
     from stretto.saving.journal import FILE
     from stretto.saving.place import read_plan, refuse_finished, wrote
@@ -200,7 +206,7 @@ def iteration_json(iteration: Iteration) -> dict[str, Any]:
 
 
 def draw(result: SearchResult, path: str, metric: str) -> None:
-    """The frontier of constant ratios, and what became of it."""
+    """The frontier of constant ratios, and the final one."""
     from stretto.view.plots import pareto_plot
 
     first, last = result.iterations[0], result.iterations[-1]

@@ -29,7 +29,7 @@ TRUE, FALSE, NONE = ("true", "yes", "on"), ("false", "no", "off"), ("none", "nul
 def training_types() -> dict[str, Any]:
     from transformers import TrainingArguments
 
-    kinds = {**field_types(TrainingArguments), "report_to": list[str]}  # for which "none" is a word like any other
+    kinds = {**field_types(TrainingArguments), "report_to": list[str]}  # for which "none" is an ordinary word
     return {name: kind for name, kind in kinds.items() if name not in OWN}
 
 
@@ -41,7 +41,7 @@ def config_types(method: str) -> dict[str, Any]:
 
 @functools.cache
 def all_types() -> dict[str, Any]:
-    """Every setting there is, of any method, and with its name before it: of a part of a combination."""
+    """All settings of all methods. Those of a part of a combination have the method's name as a prefix."""
     from stretto.methods import METHODS
 
     known = {**scratch_types(), **training_types()}
@@ -115,7 +115,7 @@ def setting_name(flag: str, options: Iterable[str], known: Mapping[str, Any]) ->
 def unknown_setting(flag: str, known: Iterable[str]) -> StrettoError:
     if flag.removeprefix("--").replace("-", "_") in OWN:
         return StrettoError(
-            f"Expected settings that are yours to choose, got {flag}, which stretto sets. Leave it out."
+            f"Expected a setting that can be changed, got {flag}, which stretto sets itself. Leave it out."
         )
     close = difflib.get_close_matches(flag, list(known), n=1)
     guess = f"Did you mean {close[0]}? " if close else ""

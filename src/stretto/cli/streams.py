@@ -1,4 +1,4 @@
-"""The standard streams of a command, whatever state the caller left them in."""
+"""The standard streams of a command, which the caller may have closed or set to another encoding."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ stretto train scores.csv --task regression --method lte --model bert-base-uncase
 stretto train names.jsonl --task tokens --method length_adaptive --model bert-base-cased --output names-model
 stretto train squad.jsonl --task span --method length_adaptive --model bert-base-uncased --max-length 384 --output out
 stretto train reviews.csv --method length_adaptive+deebert --model bert-base-uncased --output out   # two methods
-stretto train train.csv --model ./fine-tuned --skip backbone --output out      # only the exits learn
+stretto train train.csv --model ./fine-tuned --skip backbone --output out      # train the exits only
 stretto train --config run.yaml --learning-rate 3e-5                           # flags win over the file
 torchrun --nproc-per-node 2 -m stretto train reviews.csv --model bert-base-uncased --output reviews-model
 
@@ -49,7 +49,7 @@ DEV_FRACTION = 0.1
 
 @dataclass(frozen=True)
 class Run:
-    """What is to be trained; the names are those of the flags and of the run file."""
+    """What to train. The names are those of the flags and of the run file."""
 
     data: str
     model: str
@@ -74,7 +74,7 @@ class Run:
 
 
 class TrainVerb(Verb):
-    """Takes the settings out of the command line and hands them on as `--set name=value`."""
+    """Takes the settings out of the command line and passes them on as `--set name=value`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args = with_json_target(args)
@@ -114,21 +114,23 @@ def train(
     dev_split: Annotated[str | None, Option(help="Split of a hub dataset to measure on.")] = None,
     task: Annotated[str | None, Option(help=f"{', '.join(TASKS)}; default: {DEFAULT_TASK}.")] = None,
     max_length: Annotated[int | None, Option(min=1, help="Longest input in tokens; default: the encoder's.")] = None,
-    stride: Annotated[int | None, Option(min=0, help="Tokens that windows of a context share (task span).")] = None,
-    skip: Annotated[str | None, Option(help="Stages to leave out: 'backbone' if MODEL knows the task.")] = None,
+    stride: Annotated[
+        int | None, Option(min=0, help="Overlap of the windows of a context, in tokens (task span).")
+    ] = None,
+    skip: Annotated[str | None, Option(help="Stages to leave out: 'backbone' if MODEL is already fine-tuned.")] = None,
     attention_dropout: Annotated[
         float | None,
         Option(min=0, max=1, help="Dropout of attention in training; default: the encoder's. 0 saves time on a CPU."),
     ] = None,
-    dtype: Annotated[str | None, Option(help="What is measured: float32 (default) or int8.")] = None,
-    config: Annotated[Path | None, Option(help="A YAML file with the same names; flags win over it.")] = None,
+    dtype: Annotated[str | None, Option(help="Data type of the measurements: float32 (default) or int8.")] = None,
+    config: Annotated[Path | None, Option(help="A YAML file with the same names; flags win over the file.")] = None,
     overwrite: Annotated[bool | None, Option("--overwrite", help="Replace a finished model.")] = None,
     restart: Annotated[bool | None, Option("--restart", help="Discard an unfinished run at OUTPUT.")] = None,
     settings: Annotated[list[str] | None, Option("--set", help="name=value.", hidden=True)] = None,
 ) -> None:
-    """Train an encoder to spend less, and save it.
+    """Train an adaptive model from an encoder and labelled texts, and save it.
 
-    The stages of the method run one after another; then its operating points are measured and a dial is chosen."""
+    The stages of the method run one after another. Then its operating points are measured and a dial is chosen."""
     flags = {
         "data": data, "model": model, "output": output, "method": method, "dev": dev, "unlabelled": unlabelled,
         "text": text, "text_b": text_b,
@@ -152,9 +154,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise StrettoError(f"Expected a YAML file after --config, got '{path}': {reason}. Correct it.") from error
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise StrettoError(
-            f"{path}: expected lines such as 'model: bert-base-uncased', got something else. Correct it."
-        )
+        raise StrettoError(f"{path}: expected lines such as 'model: bert-base-uncased', got other content. Correct it.")
     return {name.replace("-", "_"): value for name, value in content.items()}
 
 
@@ -231,7 +231,7 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
 
 
 def say_epochs(before: Any, config: Any, examples: int) -> None:
-    """Report what was raised for few examples."""
+    """Report which epochs were raised for few examples."""
     from stretto.training.plan import FEWEST_STEPS
 
     raised = {name: value for name, value in vars(config).items() if value != getattr(before, name)}
@@ -239,7 +239,7 @@ def say_epochs(before: Any, config: Any, examples: int) -> None:
         flags = ", ".join(
             f"{as_flag(name)} {value:g} (default: {getattr(before, name):g})" for name, value in raised.items()
         )
-        say(f"{examples} examples are few: {flags}, for {FEWEST_STEPS} steps or more")
+        say(f"{examples} examples are few: using {flags} to train at least {FEWEST_STEPS} steps")
 
 
 def open_run(
@@ -261,8 +261,7 @@ def open_run(
     known = open_model() if knows_task else None
     if known and run.task not in (None, known.task.name):
         raise StrettoError(
-            f"Expected the task that MODEL knows ({known.task.name}) beside --skip backbone, got --task {run.task}. "
-            "Leave it out."
+            f"Expected the task of MODEL ({known.task.name}) with --skip backbone, got --task {run.task}. Leave it out."
         )
     names = known.task.label_names if known else None
     task_class = type(known.task) if known else TASKS[run.task or DEFAULT_TASK]
@@ -273,8 +272,8 @@ def open_run(
     settings = {} if run.stride is None else {"stride": run.stride}
     if settings and (known or "stride" not in inspect.signature(task_class).parameters):
         raise StrettoError(
-            f"Expected --stride for a task with windows that is to be learned, got {task_class.name}"
-            f"{' that MODEL knows already' if known else ''}. Leave it out."
+            f"Expected --stride only for a new task with windows, got {task_class.name}"
+            f"{', which MODEL was trained for' if known else ''}. Leave it out."
         )
     read = partial(load, task=task_class, columns=columns)
     train_data = read(run.data, split=run.split, label_names=names)
@@ -341,7 +340,7 @@ def show_result(run: Run, model: AdaptiveModel) -> None:
     chosen = next(point for point in points if point.dial == model.dial)
     truncated = model.provenance.get("texts truncated", 0)
     if truncated:
-        say(f"{truncated} texts were longer than {model.max_length} tokens and were cut")
+        say(f"{truncated} texts were longer than {model.max_length} tokens and were truncated")
     kind = "csv" if model.task.flat else "jsonl"
     print(
         f"\nSaved to {run.output}. Default dial: {model.method.dial.name} {model.dial:g}, {how_chosen(points)}.\n"

@@ -1,4 +1,4 @@
-"""What all verbs share: how failures end, and flags that may stand without a value."""
+"""What all verbs share: how failures end, and flags with an optional value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TERMINATED = 143  # 128 + SIGTERM
 
 
 class Verbs(TyperGroup):
-    """Ends every expected failure with one line on stderr and an exit code; anything else keeps its traceback."""
+    """Turns every expected failure into one line on stderr and an exit code. Other exceptions keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -37,7 +37,7 @@ class Verbs(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
             _close_stdout()
-            if error.errno == errno.EPIPE:  # the reader (`head`) has enough
+            if error.errno == errno.EPIPE:  # the reader (`head`) has closed the pipe
                 raise typer.Exit(PIPE_CLOSED) from None
             where = f"'{error.filename}'" if error.filename else "a file"
             reason = error.strerror or str(error)
@@ -46,7 +46,7 @@ class Verbs(TyperGroup):
 
 
 class Verb(TyperCommand):
-    """A verb whose `--json` may stand alone: it then means `--json -`, stdout. It never writes over what it reads."""
+    """A verb whose `--json` needs no value: alone it means `--json -`, stdout. It never overwrites its input."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_json_target(args))
@@ -57,7 +57,7 @@ class Verb(TyperCommand):
 
 
 def with_json_target(args: list[str]) -> list[str]:
-    """Put the missing '-' behind a bare `--json`."""
+    """Add the missing '-' after a bare `--json`."""
     complete: list[str] = []
     for place, arg in enumerate(args, start=1):
         complete.append(arg)
@@ -67,7 +67,7 @@ def with_json_target(args: list[str]) -> list[str]:
 
 
 def examples(text: str) -> str:
-    """An epilog that is printed line by line as it stands."""
+    """An epilog that is printed line by line, without wrapping."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in text.strip().splitlines())
 
 
@@ -79,7 +79,7 @@ def _tell(line: str) -> None:
 
 
 def close_bars() -> None:
-    """End the lines of progress bars that an error cut short, so that what follows has a line of its own."""
+    """End the lines of interrupted progress bars, so that the error message starts on a new line."""
     bars = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
     for bar in list(getattr(bars, "_instances", ())):
         with suppress(OSError, ValueError):
@@ -87,6 +87,6 @@ def close_bars() -> None:
 
 
 def _close_stdout() -> None:
-    """Let what is left in the buffer go nowhere, or Python would complain once more at exit."""
+    """Discard what is left in the buffer, or Python would report the error again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
