@@ -278,7 +278,7 @@ def test_half_a_character_is_refused() -> None:
 def test_a_model_that_has_not_learned_to_answer(model_type: str, tmp_path: Path) -> None:
     tiny_encoder(model_type).base_model.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(StrettoError, match=r"Expected a fine-tuned model in .* it has not learned to answer yet"):
+    with pytest.raises(StrettoError, match=r"Expected a fine-tuned model in .* which has no trained head"):
         AdaptiveModel.from_pretrained(tmp_path)
     assert AdaptiveModel.from_pretrained(tmp_path, task=Classification(["no", "yes"])).backbone.n_labels == 2
 

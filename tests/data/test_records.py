@@ -60,7 +60,7 @@ def test_named_columns_beat_the_guesses(tmp_path: Path) -> None:
         ("text,label", Columns(text="txt"), ["expected a column 'txt', got the columns 'text', 'label'", "--text."]),
         ("text,label", Columns("text", "txt"), ["expected a column 'txt'", "--text-b."]),
         ("text,label", Columns(label="mood"), ["expected a column 'mood', got the columns 'label'", "--label."]),
-        ("text,label", Columns(text_b="label"), ["Expected --text beside --text-b, got only --text-b label"]),
+        ("text,label", Columns(text_b="label"), ["Expected --text together with --text-b, got only --text-b label"]),
     ],
 )
 def test_columns_that_cannot_be_told(tmp_path: Path, header: str, columns: Columns, words: list[str]) -> None:

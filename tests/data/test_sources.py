@@ -139,7 +139,7 @@ def test_an_unreachable_hub_is_told(monkeypatch: pytest.MonkeyPatch, error: Exce
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(
-        StrettoError, match=r"^owner/news: expected a file or a hub dataset within reach, got 'No route'"
+        StrettoError, match=r"^owner/news: expected a file or a hub dataset that can be reached, got 'No route'"
     ) as info:
         read("owner/news")
     assert "Check the name and the network" in str(info.value)
@@ -256,7 +256,7 @@ def test_a_long_text_in_a_csv_file(tmp_path: Path) -> None:
 def test_a_truncated_gzip_file(tmp_path: Path) -> None:
     path = write(tmp_path / "r.csv.gz", CSV)
     path.write_bytes(path.read_bytes()[:-12])
-    with pytest.raises(StrettoError, match=r"r\.csv\.gz:\d: expected a whole gzip file, got one cut short.*Copy"):
+    with pytest.raises(StrettoError, match=r"r\.csv\.gz:\d: expected a complete gzip file, got a truncated.*Copy"):
         list(read(path))
 
 
@@ -321,7 +321,7 @@ def test_another_delimiter(delimiter: str, between: str, tmp_path: Path) -> None
 def test_what_is_no_delimiter(delimiter: str, tmp_path: Path) -> None:
     with pytest.raises(StrettoError, match="Expected one character or 'tab' as the delimiter"):
         pairs(write(tmp_path / "r.csv", CSV), columns=Columns(delimiter=delimiter))
-    with pytest.raises(StrettoError, match=r"Expected a \.csv or \.tsv file beside --delimiter"):
+    with pytest.raises(StrettoError, match=r"Expected a \.csv or \.tsv file with --delimiter"):
         pairs(write(tmp_path / "r.jsonl", "{}"), columns=Columns(delimiter=";"))
 
 

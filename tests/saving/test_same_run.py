@@ -30,7 +30,7 @@ def test_differences_are_named(tmp_path: Path) -> None:
         hold_to(path, other, what="the training", place=tmp_path)
     assert str(caught.value) == (
         f"Expected to resume the training in '{tmp_path}' with the same plan, got another sizes: [3, 5], before "
-        f"[3, 4]; arguments seed: 2, before 1. Give what was given before, choose another output, or add --restart "
+        f"[3, 4]; arguments seed: 2, before 1. Use the same settings, choose another output, or add --restart "
         f"to start again (in Python: delete '{tmp_path}')."
     )
     assert path.read_text() == before

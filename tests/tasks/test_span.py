@@ -286,7 +286,7 @@ def test_questions_are_read(answers: Any, golds: tuple[Gold, ...], tmp_path: Pat
         ({**ROW, "answers": [{"text": "Jane"}]}, "the number of its first character, got 'Jane' at None"),
         ({**ROW, "answers": [{"text": "", "start": 0}]}, "leave the list empty if there is no answer"),
         ({**ROW, "answers": [{"text": "Jane", "start": "0"}]}, "got 'Jane' at '0'"),
-        ({**ROW, "answers": "Jane"}, r"expected answers in 'answers' as .*got 'Jane'\. Write them so"),
+        ({**ROW, "answers": "Jane"}, r"expected answers in 'answers' as .*got 'Jane'\. Use this format"),
         ({**ROW, "answers": {"text": ["a"], "answer_start": []}}, "expected answers in 'answers' as"),
         ({**ROW, "answers": None}, "expected a label in 'answers', got none"),
         ({**ROW, "context": None}, "expected a text in 'context', got null"),

@@ -1,7 +1,7 @@
 """From a file or the hub to batches of tensors.
 
 sources (files to rows) → columns and records (rows to examples) → labels and dataset (examples to label numbers) →
-tokenise (texts to padded batches). `words` and `wordpiece` know what a word is.
+tokenise (texts to padded batches). `words` and `wordpiece` define what a word is.
 """
 
 from stretto.data.columns import Columns, Gold

@@ -12,13 +12,13 @@ from stretto.state import Inputs
 
 T = TypeVar("T")
 
-#: The most batches, and tokens with their padding, that go through the layers together: what is left of them is joined
-#: where sequences leave or lose tokens. More of them would take more memory, and there is little left to gain.
+#: The most batches, and tokens with their padding, that go through the layers together. They are joined as sequences
+#: leave or lose tokens. More would take more memory and gain little.
 WINDOW, WINDOW_TOKENS = 16, 2**16
 
 
 def as_they_come(items: Iterable[T], most: int, ready: Callable[[], bool]) -> Iterator[list[T]]:
-    """Groups of items in their order: at most `most`, and no more than are there without waiting (`ready`)."""
+    """Groups of items in their order: at most `most`, and no more than are available without waiting (`ready`)."""
     source, end = iter(items), object()
     while (first := next(source, end)) is not end:
         group = [cast(T, first)]
@@ -36,7 +36,7 @@ def batches(features: Sequence[Feature], pad_token_id: int, batch_size: int, pro
 
 
 def windows(features: Sequence[Feature], pad_token_id: int, batch_size: int, progress: str = "") -> Iterator[Inputs]:
-    """Several batches in one, in the given order: one at least, and as many as `WINDOW` and `WINDOW_TOKENS` allow."""
+    """Several batches in one, in the given order: at least one, and as many as `WINDOW` and `WINDOW_TOKENS` allow."""
     pad, start = collate(pad_token_id), 0
     with tqdm(total=len(features), unit=" inputs", desc=progress, disable=not progress, leave=False) as bar:
         while start < len(features):

@@ -1,7 +1,7 @@
 """Layouts: which columns of a source hold a task's inputs and labels, and what they may hold.
 
 `Texts` for one text or a pair with a label, `Words` for the words of a sentence with their tags, `Questions` for a
-question with its context and answers. Each is settled by the first row; every complaint names the line.
+question with its context and answers. The first row decides the columns. Every error names the line.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Columns:
     text_b: str | None = None
     label: str | None = None
     delimiter: str | None = None
-    """What separates the fields of a .csv or .tsv file, if not a comma or a tab."""
+    """Separator of the fields of a .csv or .tsv file; default: comma or tab."""
 
 
 class Gold(NamedTuple):
-    """A right answer: a part of the context."""
+    """A correct answer: a span of the context."""
 
     text: str
     start: int
@@ -60,7 +60,7 @@ class Layout(ABC):
     """The columns of one source, for one task."""
 
     shared: ClassVar[int | None] = None
-    """Which of the texts several examples have in common; such examples are never split up (`split_off`)."""
+    """Index of the text that several examples share; such examples stay together (`split_off`)."""
 
     def __init__(self, source: str, names: Sequence[str], columns: Columns, classes: Classes, labelled: bool) -> None:
         self.source, self.names, self.labelled = source, names, labelled
@@ -81,7 +81,7 @@ class Layout(ABC):
 
     @abstractmethod
     def label(self, where: str, row: Row, name: str, texts: tuple[str, ...]) -> Any:
-        """What is to be learned, or None."""
+        """What the model learns to answer, or None."""
 
     def checked(self, names: Sequence[str], name: str, flag: str) -> str:
         if name not in names:
@@ -107,7 +107,7 @@ class Texts(Layout):
     def find_texts(self, columns: Columns) -> tuple[str, ...]:
         if columns.text is None and columns.text_b is not None:
             raise StrettoError(
-                f"Expected --text beside --text-b, got only --text-b {columns.text_b}. Name both columns."
+                f"Expected --text together with --text-b, got only --text-b {columns.text_b}. Name both columns."
             )
         if columns.text is not None:
             first = self.checked(self.names, columns.text, "--text")
@@ -115,7 +115,7 @@ class Texts(Layout):
         pairs = [pair for pair in PAIR_COLUMNS if set(pair) <= set(self.names)]
         paired = {name for pair in pairs for name in pair}
         guesses = [*pairs, *((name,) for name in TEXT_COLUMNS if name in self.names and name not in paired)]
-        if not guesses and "tokens" in self.names:  # a text that has been cut into words already
+        if not guesses and "tokens" in self.names:  # a text that is already split into words
             return ("tokens",)
         if len(guesses) == 1:
             return guesses[0]
@@ -131,7 +131,7 @@ class Texts(Layout):
         if not self.labelled:
             return None
         if "label" in names:
-            return "label"  # plain enough to win
+            return "label"  # wins over the other names
         return self.guessed(names, LABEL_COLUMNS, "label", "--label")
 
     def texts(self, where: str, row: Row) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class Texts(Layout):
 
 
 class Words(Layout):
-    """The words of a sentence and their tags, as two lists of one length. Unlabelled, a text is split at spaces."""
+    """The words of a sentence and their tags, as two lists of equal length. Unlabelled, a text is split at spaces."""
 
     def find_texts(self, columns: Columns) -> tuple[str, ...]:
         if columns.text_b is not None:
@@ -257,7 +257,7 @@ def text_in(where: str, row: Row, name: str) -> str:
 
 
 def whole_text(text: str, expected: str) -> str:
-    """The text, unless it has half a character: JSON can spell one (\\ud83d), and no tokenizer takes it."""
+    """The text, unless it has half a surrogate pair: JSON can write one (\\ud83d), but no tokenizer accepts it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -297,7 +297,7 @@ def list_in(where: str, row: Row, name: str, what: str) -> list[Any]:
 
 
 def answer_parts(where: str, name: str, value: Any) -> list[tuple[Any, Any]]:
-    """(text, start) of each answer, whichever way they are written."""
+    """(text, start) of each answer, in either format."""
     if isinstance(value, dict) and {"text", "answer_start"} <= set(value):
         texts, starts = value["text"], value["answer_start"]
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
@@ -306,7 +306,7 @@ def answer_parts(where: str, name: str, value: Any) -> list[tuple[Any, Any]]:
         return [(answer.get("text"), answer.get("start", answer.get("answer_start"))) for answer in value]
     raise StrettoError(
         f'{where}: expected answers in \'{name}\' as [{{"text": …, "start": …}}] (an empty list for none), got '
-        f"{value!r:.60}. Write them so in a .jsonl or .parquet file; .csv and .tsv cannot hold lists."
+        f"{value!r:.60}. Use this format in a .jsonl or .parquet file; .csv and .tsv cannot hold lists."
     )
 
 

@@ -20,19 +20,19 @@ class Form:
     """What the examples of a task look like."""
 
     layout: type[Layout] = Texts
-    """Which columns they are in, and what those hold."""
+    """Their columns, and the content of those."""
     labels: type[Labels] = Classes
     """How labels become numbers."""
 
 
 class Formed(Protocol):
-    """A task, or the class of one."""
+    """A task, or its class."""
 
     form: ClassVar[Form]
 
 
 class TextsWithClasses:
-    """What is read if no task says otherwise."""
+    """The default, if no task is named."""
 
     form: ClassVar[Form] = Form()
 
@@ -65,8 +65,8 @@ def load(
 ) -> Dataset:
     """All of `source` in memory, labels as numbers; `task` (such as `stretto.tasks.Tokens`) says what is in it.
 
-    Without `label_names` (training) the names come from the data: those the source declares, else the sorted
-    whole numbers if every label is one, else the sorted words. With `label_names` (testing) every label must
+    If `label_names` is None (training), the names come from the data: those the source declares, else the sorted
+    whole numbers if every label is one, else the sorted words. Otherwise (testing) every label must
     be one of them, or a class number where the names are words.
     """
     form = form_of(task)
@@ -87,10 +87,10 @@ def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Da
 
     The examples are shuffled, ordered by label and taken at even steps, so both parts have the same mix of
     labels (of scores, for regression). A class's only example is never held out. Questions about one context stay
-    together: a context that was learned from is no test.
+    together: a context that was trained on is no test.
     """
     if not 0 < fraction <= 0.5:
-        raise StrettoError(f"Expected a fraction above 0 and up to 0.5, got {fraction}. Hold out 0.1, say.")
+        raise StrettoError(f"Expected a fraction above 0 and up to 0.5, got {fraction}. Use 0.1, for example.")
     order = np.random.default_rng(seed).permutation(len(dataset))
     shared = dataset.form.layout.shared
     if shared is not None:
@@ -127,8 +127,8 @@ def _whole_groups(dataset: Dataset, shared: int, order: Sequence[int], count: in
         groups.setdefault(dataset.texts[index][shared], []).append(index)
     if len(groups) < 2:
         raise StrettoError(
-            f"Expected questions about two contexts or more to split, got {len(groups)}. Add examples, or give the "
-            "part to measure on yourself (--dev)."
+            f"Expected questions about two contexts or more to split, got {len(groups)}. Add examples, or name the "
+            "dev data (--dev)."
         )
     held: set[int] = set()
     for group in list(groups.values())[:-1]:

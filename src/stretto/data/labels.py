@@ -1,7 +1,7 @@
 """What labels are, and how they become numbers.
 
 A task names one of these kinds in its `Form`: a class for each input (`Classes`), a number (`Numbers`), a class for
-each word (`WordClasses`), or answers as they stand in the source (`Given`). Every complaint names the line.
+each word (`WordClasses`), or answers as in the source (`Given`). Every error names the line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Numbered = tuple[list[Any], list[str] | None]
 
 
 class Labels(ABC):
-    """One kind of labels. What it gives for a record decides the tensor of a batch: floats become float32, whole
+    """One kind of labels. The type of its values decides the tensor of a batch: floats become float32, whole
     numbers int64, a tuple a row of them, a list one entry for each token."""
 
     @classmethod
@@ -35,12 +35,11 @@ class Labels(ABC):
     def numbered(cls, records: Sequence[Record], names: Sequence[str] | None) -> Numbered:
         """The label of each record as the task reads it, and the names of all classes.
 
-        Without `names` (training) they come from the data. With `names` (testing) every label must be one of them."""
+        If `names` is None (training), they come from the data. Otherwise (testing) every label must be one of them."""
 
     @classmethod
     def mixed(cls, labels: Sequence[Any], order: NDArray[Any]) -> NDArray[Any]:
-        """Shuffled indices -> those of them that may be held out, ordered so that even steps meet the same mix of
-        labels everywhere."""
+        """Shuffled indices -> those that may be held out, ordered so that even steps give the same mix of labels."""
         return order
 
 
@@ -103,7 +102,7 @@ class Given(Labels):
 
 
 def class_names(records: Sequence[Record]) -> list[str]:
-    """The names that training data give: those the source declares, else the sorted whole numbers if every label is
+    """Class names of training data: those the source declares, else the sorted whole numbers if every label is
     one, else the sorted words."""
     if records[0].classes is not None:
         return list(records[0].classes)
@@ -120,7 +119,7 @@ def class_names(records: Sequence[Record]) -> list[str]:
 
 
 def mixed_kinds(names: Sequence[str]) -> str:
-    """A hint where class names mix numbers and words: a placeholder such as 'n/a' among scores, say."""
+    """A hint if class names mix numbers and words, for example a placeholder such as 'n/a' among scores."""
     numbers = [name for name in names if number(name) is not None]
     words = [name for name in names if number(name) is None]
     if not numbers or not words:
@@ -135,10 +134,10 @@ def class_numbers(records: Sequence[Record], names: Sequence[str]) -> list[int]:
     """The number of each record's label among `names`; an unknown label is an error that names its line."""
     exact = {name: i for i, name in enumerate(names)}
     folded = {name.casefold(): i for i, name in enumerate(names)}
-    if len(folded) < len(names):  # names that differ by case alone must be met exactly
+    if len(folded) < len(names):  # if names differ by case alone, labels must match exactly
         folded = {}
     are_words = all(whole(name) is None for name in names)
-    # transformers' names for want of names: the source's own order of classes is then all there is to go by
+    # the model has no real names (transformers' placeholders): use the source's own order of classes
     are_placeholders = all(re.fullmatch(r"LABEL_\d+", name) for name in names)
 
     def class_number(record: Record) -> int:
@@ -172,7 +171,7 @@ def finite(record: Record) -> float:
 
 
 def number(label: Label | None) -> float | None:
-    """The finite number a label stands for."""
+    """The finite number that a label means."""
     if label is None or (isinstance(label, str) and "_" in label):  # Python would read "1_2" as 12
         return None
     try:
@@ -183,10 +182,10 @@ def number(label: Label | None) -> float | None:
 
 
 def whole(label: Label | None) -> int | None:
-    """The whole number a label stands for: 1, 1.0, "1" and "1.0" are all 1."""
+    """The whole number that a label means: 1, 1.0, "1" and "1.0" are all 1."""
     if isinstance(label, int):
         return label
     if isinstance(label, str) and re.fullmatch(r"[+-]?\d{1,300}", label):
-        return int(label)  # not by way of float, which would round long identifiers
+        return int(label)  # not via float, which would round long identifiers
     value = number(label)
     return int(value) if value is not None and value.is_integer() else None

@@ -1,4 +1,4 @@
-"""The lines of text files and of stdin, decoded one by one. What is no UTF-8 text is named for what it is."""
+"""The lines of text files and of stdin, decoded one by one. Errors say what a file that is not UTF-8 text is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from stretto.errors import StrettoError
 
-#: How files of other kinds begin: what they are, and what to do.
+#: First bytes of other kinds of files: what they are, and what to do.
 SIGNATURES = {
     b"\x1f\x8b": ("a gzip file", "Rename it to end in .gz."),
     b"PK\x03\x04": ("a zip archive (an .xlsx file is one)", "Unpack it, or export it as .csv."),
@@ -31,7 +31,7 @@ def stdin_bytes() -> IO[bytes]:
 
 
 def read_lines(source: str, stream: Iterable[bytes] | None = None) -> Generator[str, None, None]:
-    """The lines of a UTF-8 file, line ends kept; decoded one by one, so that a bad byte can be placed."""
+    """The lines of a UTF-8 file, line ends kept; decoded one by one, so that an error names the line of a bad byte."""
     number = 0
     opener: Callable[..., Any] = gzip.open if source.lower().endswith(".gz") else open
     try:
@@ -48,11 +48,11 @@ def read_lines(source: str, stream: Iterable[bytes] | None = None) -> Generator[
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         if number == 0 and isinstance(error, gzip.BadGzipFile):
             raise StrettoError(
-                f"{source}: expected a gzip file, for its name ends in .gz, got another kind of file. "
+                f"{source}: expected a gzip file (its name ends in .gz), got another kind of file. "
                 "Remove .gz from its name, or compress it."
             ) from None
         raise StrettoError(
-            f"{source}:{number + 1}: expected a whole gzip file, got one cut short or damaged ({error}). "
+            f"{source}:{number + 1}: expected a complete gzip file, got a truncated or damaged one ({error}). "
             "Copy or compress it again."
         ) from None
     except OSError as error:
@@ -77,5 +77,5 @@ def refuse_other_kinds(source: str, first: bytes) -> None:
 
 
 def is_utf_16(raw: bytes) -> bool:
-    """Whether every other byte is 0, as where UTF-16 without a mark holds Latin letters."""
+    """Whether every other byte is 0, as in UTF-16 text of Latin letters without a byte order mark."""
     return len(raw) >= 4 and any(raw[start : len(raw) - 2 : 2].strip(b"\0") == b"" for start in (0, 1))

@@ -1,4 +1,4 @@
-"""Lines of a pipe or a terminal, and whether another one has come yet."""
+"""Lines of a pipe or a terminal, and whether the next one has arrived."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHUNK = 2**16
 
 
 class Pipe:
-    """Lines as bytes, line ends kept. What is no pipe (a file, a buffer in memory) never has to be waited for."""
+    """Lines as bytes, line ends kept. Sources that are no pipe (a file, a buffer in memory) are always ready."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream, self.read, self.ended = stream, b"", False
@@ -35,7 +35,7 @@ class Pipe:
                 return
 
     def ready(self) -> bool:
-        """Whether the next line, or the end, is there already."""
+        """Whether the next line, or the end, can be read without waiting."""
         if self.descriptor is None:
             return True
         while b"\n" not in self.read and not self.ended:

@@ -1,7 +1,6 @@
 """Records: the rows of a source, read in the layout of a task.
 
-`read` streams `Record`s, each knowing where it came from ("reviews.csv:12"), so that every complaint names
-the line.
+`read` streams `Record`s. Each has its file and line ("reviews.csv:12"), so that every error names the line.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ GUESS = Columns()
 
 @dataclass(frozen=True)
 class Record:
-    """One input as it stands in its source."""
+    """One input, as in its source."""
 
     texts: tuple[str, ...]  # one text, or two for a pair; words; question and context
     label: Any  # a word or a number; a list of them, for each word; answers; None if there is none
     where: str  # "reviews.csv:12": the line where it begins (parquet and hub: the row, from 1)
     classes: tuple[str, ...] | None = None  # all label names, if the source declares them (a hub ClassLabel)
-    given: dict[str, Any] = field(default_factory=dict)  # columns as they stand there: those kept, those of the texts
+    given: dict[str, Any] = field(default_factory=dict)  # columns as in the source: those kept, those of the texts
 
 
 class Records(Iterator[Record]):
-    """Records one by one, and what their source tells of them."""
+    """Records one by one, their number and whether the next is ready."""
 
     def __init__(self, records: Iterator[Record], table: Table) -> None:
         self.records, self.table = records, table
@@ -43,11 +42,11 @@ class Records(Iterator[Record]):
         return next(self.records)
 
     def count(self) -> int | None:
-        """How many there are in all, if that can be told quickly."""
+        """The total number, if it can be found quickly."""
         return self.table.count()
 
     def ready(self) -> bool:
-        """Whether the next one is there already, or will have to be waited for."""
+        """Whether the next one can be read without waiting."""
         return self.table.ready()
 
 
@@ -62,8 +61,9 @@ def read(
 ) -> Records:
     """The records of `source` (a path, "-" or a hub id; see `sources`), one by one.
 
-    `layout` says what a row should hold (see `columns`). `split` chooses a part of a hub dataset. With `labelled=False`
-    labels are not looked at (None), unless `columns` names theirs. `keep` names further columns that are `given`.
+    `layout` is the expected content of a row (see `columns`). `split` chooses a split of a hub dataset. With
+    `labelled=False` labels are not read (None), unless `columns` names their column. `keep` names further columns that
+    are `given`.
     """
     source = os.fspath(source)
     table = open_table(source, split, columns.text or "text", columns.delimiter)
@@ -73,13 +73,13 @@ def read(
 def _records(
     source: str, table: Table, kind: type[Layout], columns: Columns, labelled: bool, keep: Sequence[str]
 ) -> Iterator[Record]:
-    with closing(table.rows) as rows:  # and its file, at once, also when a row is bad
+    with closing(table.rows) as rows:  # and its file, at once, also after a bad row
         first = next(rows, None)
         if first is None:
             raise StrettoError(
                 f"{source}: expected at least one row of data, got none. Check that the file is complete."
             )
-        # the first row settles the columns; a later row that lacks one is an error
+        # the first row decides the columns; a later row without one is an error
         layout = kind(source, list(first[1]), columns, table.classes, labelled)
         if missing := [name for name in keep if name not in first[1]]:
             raise StrettoError(

@@ -1,13 +1,13 @@
-"""Files, stdin and hub datasets, read row by row; nothing is held in memory but the rows at hand.
+"""Files, stdin and hub datasets, read row by row in bounded memory.
 
 Formats, by the name's ending (`.gz` may follow all but .parquet):
-  .csv             comma-separated with a header, quoted as spreadsheets do; a quoted field may span lines
+  .csv             comma-separated with a header, quoted as in spreadsheets; a quoted field may span lines
   .tsv             the same with tabs ("excel-tab": a field that begins with " is quoted)
   .jsonl           one JSON object per line; blank lines are skipped
   .json            the same, or one list of objects
-  .txt             each line is itself the text; an empty line is an empty text
+  .txt             each line is a text; an empty line is an empty text
   .parquet
-  -                stdin; a line that begins with { is a JSON object, any other line is itself the text
+  -                stdin; a line that begins with { is a JSON object, any other line is a text
   owner/name       a dataset of the Hugging Face hub, or owner/name:config; or a folder from `save_to_disk`
 """
 
@@ -35,27 +35,27 @@ Rows = Generator[Row, None, None]  # it may be closed, and its file with it
 
 #: Bytes of a text file whose rows are counted for a progress bar; it takes about a second.
 MOST_TO_COUNT = 2**28
-#: Characters of a csv field. Python's own limit, 2¹⁷, is below long texts; without any, a file with an open quote would
-#: be read to its end.
+#: Characters of a csv field. Python's own limit, 2¹⁷, is too low for long texts. With no limit, a file with an open
+#: quote would be read to its end.
 LONGEST_FIELD = 2**24
 
 
 @dataclass
 class Table:
-    """Rows, and what else the source tells."""
+    """Rows, with the class names and the number of rows if the source has them."""
 
     rows: Rows
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of class numbers, by the column that holds them (hub datasets and their parquet files)."""
     count: Callable[[], int | None] = lambda: None
-    """How many rows there are, if that can be told quickly."""
+    """The number of rows, if it can be found quickly."""
     ready: Callable[[], bool] = lambda: True
-    """Whether the next row is there already, or will have to be waited for."""
+    """Whether the next row can be read without waiting."""
 
 
 def open_table(source: str, split: str | None = None, text_column: str = "text", delimiter: str | None = None) -> Table:
-    """Open `source`; `split` is for hub datasets, `text_column` names the plain lines of stdin and .txt, `delimiter` is
-    what separates the fields of a .csv or .tsv file if it is another character."""
+    """Open `source`; `split` is for hub datasets, `text_column` names the plain lines of stdin and .txt, `delimiter`
+    replaces the comma of a .csv or the tab of a .tsv file."""
     path = Path(source)
     if source != "-" and (path.is_dir() or (not path.exists() and _looks_like_hub_id(source))):
         return _dataset(source, split)
@@ -73,7 +73,7 @@ def open_table(source: str, split: str | None = None, text_column: str = "text",
         character = separator(delimiter)
         return Table(_csv_rows(source, character), count=partial(_count_rows, path, character))
     if delimiter is not None:
-        raise StrettoError(f"Expected a .csv or .tsv file beside --delimiter, got '{source}'. Leave it out.")
+        raise StrettoError(f"Expected a .csv or .tsv file with --delimiter, got '{source}'. Leave it out.")
     if kind == ".parquet":
         return _parquet(source)
     if kind == ".txt":
@@ -87,13 +87,13 @@ def open_table(source: str, split: str | None = None, text_column: str = "text",
 
 
 def listed(names: Iterable[str], most: int = 20) -> str:
-    """Names for a message: 'a', 'b', ... with long names and long lists cut short."""
+    """Names for a message: 'a', 'b', ... with long names and long lists shortened."""
     names = list(names)
     more = f", ... ({len(names)} in all)" if len(names) > most else ""
     return ", ".join(f"'{name:.40}'" for name in names[:most]) + more
 
 
-# ---- telling sources apart ---------------------------------------------------------------------------------
+# ---- kinds of sources ----------------------------------------------------------------------------------------
 
 
 def _kind(path: Path) -> str:
@@ -122,7 +122,7 @@ def _not_found(path: Path) -> StrettoError:
 
 
 def _count_rows(path: Path, delimiter: str = ",") -> int | None:
-    """Rows of a text file that is not too large to be gone through twice."""
+    """Number of rows of a text file, if it is small enough to be read twice."""
     kind = _kind(path)
     if path.suffix.lower() == ".gz" or kind == ".json" or path.stat().st_size > MOST_TO_COUNT:
         return None
@@ -136,7 +136,7 @@ def _count_rows(path: Path, delimiter: str = ",") -> int | None:
         with path.open(encoding="utf-8", newline="") as text:
             return sum(1 for row in csv.reader(text, delimiter=delimiter) if row) - 1
     except (csv.Error, UnicodeDecodeError):
-        return None  # reading it will say what is wrong
+        return None  # the error is reported when it is read
 
 
 def separator(name: str) -> str:
@@ -149,7 +149,7 @@ def separator(name: str) -> str:
 
 def _csv_rows(source: str, delimiter: str = ",") -> Rows:
     csv.field_size_limit(LONGEST_FIELD)
-    with closing(read_lines(source)) as lines:  # at once, also when a row is bad: nobody knows when a traceback goes
+    with closing(read_lines(source)) as lines:  # at once, also after a bad row: a traceback would keep the file open
         reader = csv.reader(lines, delimiter=delimiter, strict=True)  # strict: a stray quote is an error
         yield from _csv_values(source, reader, delimiter)
 
@@ -236,14 +236,14 @@ def _txt_rows(source: str, text_column: str) -> Rows:
 def _stdin_rows(lines: Iterable[str], text_column: str) -> Rows:
     for number, line in enumerate(lines, start=1):
         where = f"stdin:{number}"
-        # an empty line is an empty text, so that answers and lines stay in step
+        # an empty line is an empty text, so that every line gets an answer
         yield where, _json_object(where, line) if line.startswith("{") else {text_column: line.rstrip("\r\n")}
 
 
 def _json_object(where: str, line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError) as error:  # the latter from thousands of brackets
+    except (ValueError, RecursionError) as error:  # RecursionError: thousands of brackets
         place = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
         raise StrettoError(
             f"{where}: expected one JSON object per line, got bad JSON "
@@ -280,7 +280,7 @@ def _parquet(source: str) -> Table:
         raise StrettoError(
             f"{source}: expected a parquet file, got '{_brief(error)}'. Write or copy it again."
         ) from None
-    # `datasets` leaves the names of class numbers in the schema
+    # `datasets` writes the class names into the schema
     about = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
     features = about.get("info", {}).get("features", {})
     inner = {name: _element(feature) for name, feature in features.items()}
@@ -290,7 +290,7 @@ def _parquet(source: str) -> Table:
 
 
 def _element(feature: Any) -> dict[str, Any]:
-    """What a column holds; of a list (which older versions of `datasets` write as one), what its elements are."""
+    """The feature of a column; for a list (older versions of `datasets` write it as a list), that of its elements."""
     if isinstance(feature, list):
         feature = feature[0] if feature else {}
     return feature.get("feature", feature) if isinstance(feature.get("feature"), dict) else feature
@@ -309,7 +309,7 @@ def _dataset(source: str, split: str | None) -> Table:
             name, _, config = source.partition(":")
             found = datasets.load_dataset(name, config or None, streaming=True)
     except failures as error:
-        kind = "a folder made by save_to_disk" if is_folder else "a file or a hub dataset within reach"
+        kind = "a folder made by save_to_disk" if is_folder else "a file or a hub dataset that can be reached"
         raise StrettoError(
             f"{source}: expected {kind}, got '{_brief(error)}'. "
             "Check the name and the network, or give the data file itself."
@@ -323,7 +323,7 @@ def _dataset(source: str, split: str | None) -> Table:
             )
         found, source = found[split], f"{source}[{split}]"
     elif split is not None:
-        raise StrettoError(f"{source}: expected no split, for it is a single one, got '{split}'. Leave the split out.")
+        raise StrettoError(f"{source}: expected no split (there is only one), got '{split}'. Leave the split out.")
     features = found.features or {}  # unknown for some streamed datasets
     inner = {name: getattr(f, "feature", f) for name, f in features.items()}  # of a list, its elements
     classes = {name: tuple(f.names) for name, f in inner.items() if isinstance(f, datasets.ClassLabel)}
@@ -331,7 +331,7 @@ def _dataset(source: str, split: str | None) -> Table:
 
 
 def _numbered(rows: Iterable[dict[str, Any]], source: str, failures: Failures) -> Rows:
-    """Rows with their place, from 1; what breaks on the way is told with the place too."""
+    """Rows with their number, from 1. Errors while reading name it too."""
     number = 0
     try:
         for number, row in enumerate(rows, start=1):

@@ -1,4 +1,4 @@
-"""From texts to padded tensors: tokenise, cut to the longest length allowed, collate."""
+"""From texts to padded tensors: tokenise, truncate, collate."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 #: input_ids, attention_mask and perhaps token_type_ids of one input, unpadded; anything else is a note on its tokens.
 Feature = dict[str, list[Any]]
 
-#: Texts per call of the tokenizer: enough to feed its threads, but not all at once, for each token takes some
-#: 100 bytes until the call's result is let go.
+#: Texts per call of the tokenizer: enough for its threads, but not all at once, because each token takes
+#: some 100 bytes until the result of the call is freed.
 CHUNK = 1024
 
 #: The label of a token that has none: padding, special tokens, all but the first piece of a word.
 IGNORED = -100
 
-#: In the place of a word's number: a special token, and a token that stands for a word the vocabulary lacks.
+#: Instead of a word's number: a special token, and the token of a word that is not in the vocabulary.
 NO_WORD, UNKNOWN_WORD = -1, -2
 
 #: Backbones that count positions from pad_token_id + 1 rather than from 0.
@@ -36,13 +36,13 @@ OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokenised inputs: a feature for each, or several where a task cuts long inputs into windows."""
+    """Tokenised inputs: one feature for each, or several if the task splits long inputs into windows."""
 
     texts: Sequence[tuple[str, ...]]
     """The inputs, as they came."""
     features: list[Feature]
     truncated: int
-    """How many inputs were longer than allowed and were cut."""
+    """How many inputs were longer than allowed and were truncated."""
     example_of: list[int]
     """For each feature the index of its input."""
     labels: Sequence[Any] | None = None
@@ -73,15 +73,15 @@ def encode(
 ) -> Encoded:
     """Tokenise single texts or pairs; a pair too long loses tokens of its longer text ("longest_first").
 
-    With `words` the features also tell which word each token belongs to (see `words_of`).
+    With `words` the features also have the word of each token (see `words_of`).
 
-    The tokenizer runs without truncation and the surplus is cut here: its own truncation also builds every
+    The tokenizer runs without truncation, and long inputs are truncated here: its own truncation also builds every
     combination of the overflow, which for pairs grows with the square of the length (30 s for 200 pairs of
     3000 words, against 0.4 s).
     """
     arity = len(texts[0]) if texts else 1
     if odd := next((t for t in texts if len(t) != arity), None):
-        raise StrettoError(f"Expected {arity} text(s) per input, got one of {len(odd)}. Encode pairs apart.")
+        raise StrettoError(f"Expected {arity} text(s) per input, got one of {len(odd)}. Encode pairs separately.")
     specials = tokenizer.num_special_tokens_to_add(pair=arity == 2)
     if max_length <= specials:
         raise StrettoError(
@@ -94,14 +94,14 @@ def encode(
     truncated = 0
     for start in range(0, len(texts), CHUNK):
         columns = [list(column) for column in zip(*texts[start : start + CHUNK], strict=True)]
-        batch = tokenizer(*columns, verbose=False)  # no warning of long inputs: they are cut below
+        batch = tokenizer(*columns, verbose=False)  # no warning about long inputs: they are truncated below
         for i in range(len(columns[0])):
             feature = {name: batch[name][i] for name in batch}
             if words:
                 feature["word"] = words_of(batch.encodings[i], tokenizer.unk_token_id)
             if len(feature["input_ids"]) > max_length:
                 truncated += 1
-                if batch.encodings is None:  # a tokenizer written in Python; its truncation is simple
+                if batch.encodings is None:  # a tokenizer written in Python, whose own truncation is fast enough
                     one = [[column[i]] for column in columns]  # a batch of one: bare, a second text "" is ignored
                     cut = tokenizer(*one, truncation="longest_first", max_length=max_length)
                     feature = {name: cut[name][0] for name in cut}
@@ -114,22 +114,22 @@ def encode(
 
 
 def mask_id_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that stands for a masked one; for want of it that of unknown words."""
+    """The mask token; if there is none, the token of unknown words."""
     return tokenizer.unk_token_id if tokenizer.mask_token_id is None else tokenizer.mask_token_id
 
 
 def check_fast(tokenizer: Any) -> None:
     if not tokenizer.is_fast:
         raise StrettoError(
-            f"Expected a tokenizer that tells where its tokens come from, got {type(tokenizer).__name__}, written in "
-            "Python. Save the model with its fast tokenizer (tokenizer.json)."
+            f"Expected a fast tokenizer, which knows where its tokens come from, got {type(tokenizer).__name__}, "
+            "written in Python. Save the model with its fast tokenizer (tokenizer.json)."
         )
 
 
 def words_of(encoding: Any, unknown: int | None) -> list[int]:
     """For each token the number of its word in its text, as the tokenizer splits; NO_WORD or UNKNOWN_WORD if none.
 
-    Equal numbers side by side are one word: special tokens stand between the texts of a pair."""
+    Equal neighbouring numbers are one word: special tokens separate the texts of a pair."""
     return [
         NO_WORD if word is None else UNKNOWN_WORD if token == unknown else word
         for word, token in zip(encoding.word_ids, encoding.ids, strict=True)
@@ -137,7 +137,7 @@ def words_of(encoding: Any, unknown: int | None) -> list[int]:
 
 
 def _kept(sides: list[int | None], max_length: int, truncation_side: str) -> list[int]:
-    """Indices of the tokens that stay: all special ones, and of each text what `longest_first` grants."""
+    """Indices of the tokens that stay: all special ones, and of each text as many as `longest_first` keeps."""
     first = [i for i, side in enumerate(sides) if side == 0]
     second = [i for i, side in enumerate(sides) if side == 1]
     room = max_length - (len(sides) - len(first) - len(second))
@@ -163,7 +163,7 @@ class Origin:
 
 
 def origins(tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...], max_length: int) -> list[Origin] | None:
-    """Where the tokens come from that `encode` makes of one input. None for a tokenizer written in Python."""
+    """For the tokens that `encode` makes of one input: where they come from. None for a tokenizer written in Python."""
     encodings = tokenizer(*[[text] for text in texts], verbose=False).encodings
     if encodings is None:
         return None
@@ -189,12 +189,12 @@ class EncodedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     ) -> None:
         if labels is not None and len(labels) != len(features):
             raise StrettoError(
-                f"Expected a label for each of {len(features)} inputs, got {len(labels)}. Pass both whole."
+                f"Expected a label for each of {len(features)} inputs, got {len(labels)}. Pass one label per input."
             )
         self.features = features
         self.labels = labels
         self.notes = notes or {}
-        """What a method knows: by name a tensor [n tokens] for each input, or one [inputs, k] of whole inputs."""
+        """A method's notes: by name a tensor [n tokens] for each input, or one [inputs, k] of whole inputs."""
         self.teacher = teacher
         """Logits of the full model for each input: [C], or [n tokens, C]."""
         self.n_labelled = n_labelled

@@ -1,4 +1,4 @@
-"""A WordPiece tokenizer of BERT's kind, learned from texts."""
+"""A WordPiece tokenizer like BERT's, trained on texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stretto.errors import StrettoError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
-#: Rarer characters than these are unknown.
+#: Only so many of the most frequent characters are known.
 ALPHABET = 1000
 
 
@@ -26,13 +26,13 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int, *, cased: bool = Fals
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         limit_alphabet=ALPHABET,
-        # The library numbers the characters inside words as a hash table has them, differently in each run, and ties
+        # The library numbers the characters inside words in the order of a hash table, which differs between runs. Ties
         # between pieces are decided by number. As special tokens they are numbered in the order given.
         special_tokens=[*SPECIAL, *(f"##{character}" for character in inner_characters(learner, texts))],
         show_progress=False,
     )
     learner.train_from_iterator(texts, trainer)
-    learned = blank(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"), cased)  # in which they are not special
+    learned = blank(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"), cased)  # where they are not special
     learned.decoder = decoders.WordPiece()
     learned.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -52,7 +52,7 @@ def blank(model: models.WordPiece, cased: bool) -> Tokenizer:
 
 
 def inner_characters(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
-    """The most frequent characters behind the first of a word, in alphabetical order."""
+    """The most frequent characters after the first of a word, in alphabetical order."""
     normalize, split = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
     counts = Counter(letter for text in texts for word, _ in split(normalize(text)) for letter in word[1:])
     frequent = sorted(counts, key=lambda letter: (-counts[letter], letter))[:ALPHABET]

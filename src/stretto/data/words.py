@@ -1,7 +1,7 @@
 """Whole words: a key for each, sums by word over any number of texts, and tables of what was found.
 
-A word is what the tokenizer takes for one, after its own normalisation (a lower-casing tokenizer has no capitals), and
-is known by its pieces. Its key is a 64-bit hash of their ids, so that batches carry numbers instead of strings.
+A word is what the tokenizer splits off as one, after its own normalisation (a lower-casing tokenizer has no capitals).
+It is identified by its pieces. Its key is a 64-bit hash of their ids, so that batches carry numbers instead of strings.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 MULTIPLIER = -7046029254386353131
 #: Pieces of a word that are remembered, to write it out.
 MOST_PIECES = 12
-#: Numbers that a `Tally` holds back before it adds them up.
+#: Pending numbers of a `Tally` before it adds them up.
 PENDING = 2**21
 
 
 def word_starts(word: Tensor) -> Tensor:
-    """[B, T] words' numbers (see `encoding.words_of`) -> [B, T] bool: where one starts. No word is one by itself."""
+    """[B, T] words' numbers (see `tokenise.words_of`) -> [B, T] bool: where a word starts."""
     before = torch.full_like(word, -1)
     before[:, 1:] = word[:, :-1]
     return (word != before) | (word < 0)
@@ -64,13 +64,13 @@ def words_in(input_ids: Tensor, attention_mask: Tensor, word: Tensor, keys: Tens
     inside = columns < word.shape[1]
     columns = columns.clamp(max=word.shape[1] - 1)
     same = word[sequence.unsqueeze(1), columns] == word[sequence, column].unsqueeze(1)
-    same = (same & inside).int().cumprod(dim=1).bool()  # another word of this number may follow in a second text
+    same = (same & inside).int().cumprod(dim=1).bool()  # a second text may have a word with the same number
     pieces = torch.where(same, input_ids[sequence.unsqueeze(1), columns], -1)
     return Words(keys[sequence, column], sequence, column, pieces)
 
 
 class Tally:
-    """Sums of `width` numbers by word. Takes memory for the vocabulary, not for the corpus."""
+    """Sums of `width` numbers by word. Memory grows with the vocabulary, not with the corpus."""
 
     def __init__(self, width: int) -> None:
         self.keys = torch.empty(0, dtype=torch.long)
@@ -87,7 +87,7 @@ class Tally:
             self.settle()
 
     def settle(self) -> None:
-        """Add up what was held back. Afterwards `keys` are sorted and different."""
+        """Add up the pending numbers. Afterwards `keys` are sorted and unique."""
         given = [(self.keys, self.pieces, self.sums), *self.pending]
         keys, pieces, amounts = (torch.cat(parts) for parts in zip(*given, strict=True))
         self.keys, place = keys.unique(return_inverse=True)
@@ -104,7 +104,7 @@ class WordTable(nn.Module):
     pieces: Tensor
     """[V, most] ids of the pieces; -1 where there are no more."""
     counts: Tensor
-    """[V] how often each was met."""
+    """[V] how often each occurred."""
     values: Tensor
     """[V, width]"""
 
@@ -131,7 +131,7 @@ class WordTable(nn.Module):
         return torch.where(self.keys[place] == keys, place, -1)
 
     def words(self, tokenizer: Any, rows: Tensor) -> list[str]:
-        """The words in these rows ([n]), written out; those of very many pieces end in '…'."""
+        """The words in these rows ([n]), written out; words with very many pieces end in '…'."""
         written = []
         for pieces in self.pieces[rows].tolist():
             known = [piece for piece in pieces if piece >= 0]

@@ -1,4 +1,4 @@
-"""Numbers and hashes that tell other weights or other data apart."""
+"""Numbers and hashes that differ for other weights or other data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def weights_digest(module: nn.Module) -> int:
-    """A number that tells other weights apart."""
+    """A number that differs for other weights."""
     number = 0
     for name, tensor in sorted(module.state_dict().items()):
         number = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), zlib.crc32(name.encode(), number))

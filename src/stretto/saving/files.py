@@ -1,8 +1,8 @@
-"""The one way stretto writes: a file or a folder takes its name when it is whole, or nothing changes.
+"""The one way stretto writes: a file or a folder appears under its name when it is complete, or nothing changes.
 
 Everything is written to a temporary neighbour, synced to disk and renamed. A failed write removes its neighbour at
-once; one that was killed leaves it, and the next write to the same place removes it. A full disk, and whatever else
-keeps a file from being written, is a `StrettoError`.
+once. A killed one leaves it, and the next write to the same place removes it. A full disk, and any other reason why a
+file cannot be written, is a `StrettoError`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from stretto.errors import StrettoError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Ends the name of everything that is still being written.
+#: Suffix of everything that is still being written.
 PART = ".part"
-#: Ends the name of a folder that has just lost its own to a new one.
+#: Suffix of a folder that has just been replaced.
 OLD = ".old" + PART
 UTF_8: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
@@ -41,7 +41,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 def writing(path: str | Path, newline: str | None = None) -> Iterator[IO[str]]:
     """A text file to write to, line by line. A device or a pipe (/dev/stdout) is written directly.
 
-    Half a surrogate pair (of a file name that is not UTF-8) is written as JSON spells it: \\udce9."""
+    Half a surrogate pair (of a file name that is not UTF-8) is written as in JSON: \\udce9."""
     target = Path(path)
     if target.exists() and not target.is_file():
         with write_errors(target), target.open("w", newline=newline, **UTF_8) as device:
@@ -80,7 +80,7 @@ def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @contextmanager
 def replacing_file(path: str | Path) -> Iterator[Path]:
-    """The name of a neighbour for a library to write to; it becomes `path` if all goes well. Links are followed."""
+    """The name of a neighbour for a library to write to; it becomes `path` if there is no error. Links are followed."""
     place = Path(os.path.realpath(path))
     with write_errors(path):
         remove_leftovers(place)
@@ -101,10 +101,10 @@ def replacing_file(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: str | Path, own: Sequence[str] = ("*",)) -> Iterator[Path]:
-    """A temporary folder that becomes `path` if all goes well. Links are followed.
+    """A temporary folder that becomes `path` if there is no error. Links are followed.
 
-    Of a folder that was there, entries stay that others put beside ours: those that match none of the patterns `own`
-    and are not among the new ones."""
+    Files that the user added to an earlier folder stay: those that match none of the patterns `own` and are not among
+    the new ones."""
     place = Path(os.path.realpath(path))
     with write_errors(path):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def replacing_folder(path: str | Path, own: Sequence[str] = ("*",)) -> Iterator[
 
 
 def swap(one: Path, other: Path) -> None:
-    """Let two folders change names: in one step on Linux, elsewhere in three."""
+    """Exchange the names of two folders: in one step on Linux, elsewhere in three."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     names = os.fsencode(one), os.fsencode(other)
     if rename is not None and rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
@@ -144,18 +144,18 @@ def swap(one: Path, other: Path) -> None:
 
 
 def keep_others(old: Path, place: Path, own: Sequence[str]) -> None:
-    """Move what is not ours from the folder that was to the one that is."""
+    """Move the user's files from the old folder to the new one."""
     for entry in old.iterdir():
         if not any(entry.match(pattern) for pattern in own) and not (place / entry.name).exists():
             entry.rename(place / entry.name)
 
 
-# ---- what both need ----------------------------------------------------------------------------------------
+# ---- shared by both ----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def write_errors(path: str | Path) -> Iterator[None]:
-    """Inside, whatever keeps `path` from being written is a StrettoError; a reader that has enough is not."""
+    """Turn errors of writing `path` into a StrettoError, except a closed pipe."""
     try:
         yield
     except Exception as error:
@@ -180,7 +180,7 @@ def is_write_error(error: Exception) -> bool:
 
 
 def neighbour_of(place: Path) -> Path:
-    """A new name beside `place` that tells whose it is: `.NAME.HOST-PROCESS-RANDOM.part`."""
+    """A new name next to `place` that contains its owner: `.NAME.HOST-PROCESS-RANDOM.part`."""
     return place.with_name(f".{place.name[:100]}.{host()}-{os.getpid()}-{secrets.token_hex(4)}{PART}")
 
 
@@ -189,10 +189,10 @@ def host() -> str:
 
 
 def remove_leftovers(place: Path, own: Sequence[str] = ("*",)) -> None:
-    """Remove what killed processes of this machine left of their writes to `place`.
+    """Remove the incomplete files that killed processes of this machine left next to `place`.
 
-    A leftover folder may be the one that was there before: what others had in it is kept, and all of it if no other
-    has taken its place."""
+    A leftover folder may be the previous result. The user's files in it are kept, and all of it if there is no new
+    result."""
     stem = f".{place.name[:100]}.{host()}-"
     for leftover in place.parent.glob(f"{glob.escape(stem)}*{PART}"):
         process = re.match(r"\d+", leftover.name.removeprefix(stem))
@@ -219,7 +219,7 @@ def runs(process: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Have the disk keep it: a rename must not come before what is renamed."""
+    """Sync to disk, so that the content is there before the rename."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

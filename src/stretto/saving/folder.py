@@ -1,8 +1,8 @@
 """The saved model: a plain Hugging Face folder plus `stretto.json` and `stretto.safetensors`.
 
-Loading never executes code from the folder (see trust.py), and reads its weights from safetensors alone. (A plain
+Loading never executes code from the folder (see trust.py), and reads weights from safetensors only. (A plain
 Hugging Face model to start from may have them in pytorch_model.bin, a pickle that transformers reads for its weights
-only.) A failed or interrupted save leaves what was there before.
+only.) A failed or interrupted save changes nothing.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from stretto.tasks import Task, task_from_config
 #: Any one of these makes a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 SETTINGS, WEIGHTS = "stretto.json", "stretto.safetensors"
-#: What the fields of stretto.json are, in Python and in words.
+#: Types of the fields of stretto.json, in Python and in words.
 FIELDS: dict[str, tuple[Any, str]] = {
     "method": (str, "a string"), "config": (dict, "an object"), "dial": ((int, float), "a number"),
     "points": (list, "a list"), "provenance": (dict, "an object"), "task": (dict, "an object"),
 }  # fmt: skip
-#: Files that are of the model that was: they go with it.
+#: Files of an earlier model, which are removed with it.
 MODEL_FILES = (
     SETTINGS, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json", "merges.txt", "*token*.json",
 )  # fmt: skip
@@ -56,7 +56,7 @@ class Folder:
     dial: float
     points: list[OperatingPoint]
     provenance: dict[str, Any]
-    task: dict[str, Any] = field(default_factory=dict)  # its name and settings; empty: as config.json tells
+    task: dict[str, Any] = field(default_factory=dict)  # its name and settings; empty: taken from config.json
     format: int = FORMAT
     weights: str | None = None  # where stretto.safetensors is; not written
 
@@ -66,9 +66,9 @@ class Folder:
         return {**fields, "points": [point.to_json() for point in self.points]}
 
     def load_weights(self, module: nn.Module, prefix: str = "", *, new_labels: bool = False) -> None:
-        """Put the saved weights, or those under `prefix`, into a freshly built method or part of one.
+        """Load the saved weights, or those under `prefix`, into a new method or a part of it.
 
-        For `new_labels` those that depend on their number stay as built, as transformers has it with heads."""
+        With `new_labels`, weights that depend on the number of labels stay as built, as in transformers."""
         try:
             saved = load_file(self.weights) if self.weights else {}
             fitting = {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
@@ -101,12 +101,12 @@ def unfit_weights(saved: Mapping[str, torch.Tensor], built: Mapping[str, torch.T
 
 
 def others(names: Sequence[str]) -> str:
-    """' and 3 more', behind the first of several names."""
+    """' and 3 more', after the first of several names."""
     return f" and {len(names) - 1} more" if names[1:] else ""
 
 
 def read_folder(name_or_path: str) -> Folder | None:
-    """What a stretto folder says of itself; None for a plain Hugging Face model."""
+    """The settings of a stretto folder; None for a plain Hugging Face model."""
     path = find(name_or_path, SETTINGS)
     if path is None:
         return None
@@ -127,15 +127,15 @@ def read_folder(name_or_path: str) -> Folder | None:
         ) from error
 
 
-def told(error: BaseException) -> str:
-    """What kind of error it is, and the first line of what it says."""
+def summary(error: BaseException) -> str:
+    """The type of an error and the first line of its message."""
     first, *_ = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {first.rstrip('.')}"
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hugging Face reports a fresh head at length; here that is expected."""
+    """Hide Hugging Face's long report of a new head, which is expected here."""
     before, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -158,9 +158,9 @@ def load_config(name_or_path: str) -> Any:
     register_architectures()
     try:
         config = AutoConfig.from_pretrained(name_or_path, **NO_CODE)
-    except Exception as error:  # of any kind: transformers does not expect a damaged file
+    except Exception as error:  # any error: transformers does not check for damaged files
         raise StrettoError(
-            f"Expected a readable Hugging Face config (config.json) in '{name_or_path}', got {told(error)}. "
+            f"Expected a readable Hugging Face config (config.json) in '{name_or_path}', got {summary(error)}. "
             "Check the name or the folder."
         ) from error
     BACKBONES[config.model_type]  # unsupported architectures are named before any weight is read
@@ -168,20 +168,20 @@ def load_config(name_or_path: str) -> Any:
 
 
 def load_task(name_or_path: str, config: Any, folder: Folder | None) -> Task:
-    """The task that a model tells of: in its stretto.json if it has one, else in its Hugging Face config."""
+    """The task of a model: from its stretto.json if it has one, else from its Hugging Face config."""
     if folder is None:
         return task_from_config(config)
     try:
         return task_from_config(config, folder.task)
     except (KeyError, TypeError, StrettoError) as error:
         raise StrettoError(
-            f"Expected {SETTINGS} and config.json in '{name_or_path}' to tell the task, got {folder.task} "
-            f"({told(error)}). Copy the folder again."
+            f"Expected {SETTINGS} and config.json in '{name_or_path}' to name the task, got {folder.task} "
+            f"({summary(error)}). Copy the folder again."
         ) from error
 
 
 def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: bool, safetensors_only: bool) -> Any:
-    """The Hugging Face model for a task, in fp32; `new_labels` gives it a head for those of the task."""
+    """The Hugging Face model for a task, in float32. With `new_labels` it gets a new head for the task."""
     try:
         with quiet_transformers():
             model, report = getattr(transformers, task.auto_class).from_pretrained(
@@ -195,9 +195,9 @@ def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: 
                 **(task.hf_config() if new_labels else {}),
             )
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        form = " as safetensors, the one form read from a stretto folder," if safetensors_only else ""
+        form = " as safetensors, the only format of a stretto folder," if safetensors_only else ""
         raise StrettoError(
-            f"Expected readable weights{form} in '{name_or_path}', got {told(error)}. "
+            f"Expected readable weights{form} in '{name_or_path}', got {summary(error)}. "
             "The download or copy may be incomplete: fetch it again."
         ) from error
     shapes = {key: (tuple(saved), tuple(built)) for key, saved, built in report["mismatched_keys"]}
@@ -208,10 +208,10 @@ def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: 
 def check_fresh(
     name_or_path: str, fresh: set[str], shapes: Mapping[str, tuple[Any, Any]], prefix: str, *, new_head: bool
 ) -> None:
-    """Refuse a model some of whose weights (`fresh`) were not in its file: it would answer at random.
+    """Refuse a model with weights (`fresh`) that were not in its file: its answers would be random.
 
-    `shapes` are those in the file and those the config asks for, where they differ. A head that is about to be trained
-    may be new, and the pooler is part of it."""
+    `shapes` are those in the file and those of the config, where they differ. A head (with its pooler) may be new if it
+    will be trained."""
     head = {key for key in fresh if not key.startswith(f"{prefix}.") or key.startswith(f"{prefix}.pooler.")}
     if unfit := sorted(shapes.keys() - (head if new_head else set())):
         saved, built = shapes[unfit[0]]
@@ -226,14 +226,14 @@ def check_fresh(
         )
     if head and not new_head:
         raise StrettoError(
-            f"Expected a fine-tuned model in '{name_or_path}', got one without {min(head, key=len)}: it has not "
-            "learned to answer yet. Train it with `stretto train`, or in Python with a task named in from_pretrained."
+            f"Expected a fine-tuned model in '{name_or_path}', got one without {min(head, key=len)}, which "
+            "has no trained head. Train it with `stretto train`, or in Python with a task named in from_pretrained."
         )
 
 
 @contextmanager
 def without_panics() -> Iterator[None]:
-    """Inside, nothing is written to stderr: a panic of tokenizers does so by itself before it is raised."""
+    """Write nothing to stderr inside: a panic of `tokenizers` prints a message before it is raised."""
     try:
         kept = os.dup(2)
     except OSError:  # there is none
@@ -250,11 +250,11 @@ def without_panics() -> Iterator[None]:
 
 
 def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
-    """The tokenizer. Where one tells words by the space before them, inputs that come as words must get that space."""
+    """The tokenizer. If it marks words by the space before them, inputs given as words must get that space."""
     if Path(name_or_path).is_dir() and not any(find(name_or_path, file) for file in TOKENIZER_FILES):
-        raise StrettoError(  # transformers would make up an empty one
+        raise StrettoError(  # transformers would build an empty one
             f"Expected a tokenizer in '{name_or_path}', got none of {', '.join(TOKENIZER_FILES)}. "
-            "Save the tokenizer beside the model."
+            "Save the tokenizer with the model."
         )
     refuse_code(name_or_path)
     try:
@@ -262,21 +262,21 @@ def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **NO_CODE)
             if task is not None and task.given_words and getattr(tokenizer, "add_prefix_space", None) is False:
                 tokenizer = AutoTokenizer.from_pretrained(name_or_path, add_prefix_space=True, **NO_CODE)
-            tokenizer("a text", "another")  # some damage shows only when it is used
+            tokenizer("a text", "another")  # some damage appears only in use
         if tokenizer.pad_token_id is None:
             raise ValueError("one without a padding token (pad_token)")
         return tokenizer
-    except BaseException as error:  # of any kind: tokenizers raises bare Exceptions, and panics that are not even those
+    except BaseException as error:  # any error: tokenizers raises bare Exceptions, and panics that are BaseExceptions
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise StrettoError(
-            f"Expected a tokenizer in '{name_or_path}' that can be read, got {told(error)}. "
-            "Copy tokenizer.json and tokenizer_config.json again, or save the tokenizer beside the model."
+            f"Expected a readable tokenizer in '{name_or_path}', got {summary(error)}. "
+            "Copy tokenizer.json and tokenizer_config.json again, or save the tokenizer with the model."
         ) from error
 
 
 def check_place(path: Path) -> None:
-    """Refuse to save where something else would be lost, or nothing could be. Long work asks before it begins."""
+    """Refuse a place where other files would be lost or nothing can be saved. Long runs check this first."""
     check_name(str(path))
     if path.exists() and not path.is_dir():
         raise StrettoError(f"Expected a folder to save to, got the file '{path}'. Choose another name.")
@@ -288,7 +288,7 @@ def check_place(path: Path) -> None:
 
 
 def write_folder(path: Path, folder: Folder, encoder: Any, tokenizer: Any, method: nn.Module, task: Task) -> None:
-    """All of it, or nothing; what others put beside the model stays."""
+    """Write the whole folder, or nothing. Files that the user added stay."""
     check_place(path)
     with replacing_folder(path, own=MODEL_FILES) as temporary:
         encoder.config.update(task.hf_config())
@@ -300,10 +300,10 @@ def write_folder(path: Path, folder: Folder, encoder: Any, tokenizer: Any, metho
 
 
 def write_points(path: Path, folder: Folder, config: Any, task: Task) -> None:
-    """What measuring changes in a folder: the dial, the operating points and the card. The weights stay."""
+    """Update the dial, the operating points and the model card of a folder. The weights stay."""
     if not (path / SETTINGS).exists():
         raise StrettoError(
-            f"Expected a folder that holds the model, got '{path}' without {SETTINGS}. Save the model there first."
+            f"Expected a folder with a stretto model, got '{path}' without {SETTINGS}. Save the model there first."
         )
     write_text(path / "README.md", model_card(folder, config, task))
     write_json(path / SETTINGS, folder.to_json())

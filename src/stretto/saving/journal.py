@@ -1,7 +1,7 @@
-"""Measurements written down one by one, so that a killed run can be resumed: a file of JSON lines, a plan at its head.
+"""Measurements stored one by one, so that a killed run can resume: a file of JSON lines that starts with the plan.
 
-A line is added whole or, if the process dies over it, is left out when the journal is next opened. A journal belongs
-to one plan; another plan is refused.
+An incomplete last line, after a kill, is ignored when the journal is opened again. A journal belongs to one plan;
+another plan is refused.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Journal:
         head, *lines = self.path.read_text(encoding="utf-8").split("\n")
         try:
             plan = json.loads(head)
-            entries = [json.loads(line) for line in lines[:-1]]  # what follows the last line's end was cut off
+            entries = [json.loads(line) for line in lines[:-1]]  # an incomplete line after the last line break
             self.entries = {tuple(entry["key"]): entry["value"] for entry in entries}
         except (ValueError, KeyError, TypeError) as error:
             raise unreadable(self.path, self.folder, error) from error

@@ -1,9 +1,8 @@
-"""Folders of earlier formats: what their stretto.json says, as today's format has it.
+"""Folders of earlier formats: their stretto.json, converted to the current format.
 
 A change that would make a saved folder answer differently goes here. If the layout of stretto.json changes, raise
 `FORMAT` and add a step. If only the default of a method's setting changes, or a new setting has a default that is not
-what the method did before, name in `EARLIER_SETTINGS` what folders stood for that do not mention it. A setting that has
-been removed is named in `GONE`.
+what the method did before, add the earlier value to `EARLIER_SETTINGS`. A removed setting is listed in `GONE`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ GONE: dict[str, tuple[str, ...]] = {"depth_reconstruction": ("unlabelled",)}
 
 
 def to_current(settings: Settings) -> Settings:
-    """What a stretto.json of any known format says, as one of today's."""
+    """A stretto.json of any known format, converted to the current one."""
     version = settings["format"]
     if version not in range(1, FORMAT + 1):
         raise StrettoError(
@@ -46,7 +45,7 @@ def to_current(settings: Settings) -> Settings:
 
 
 def earlier(version: int, method: str) -> dict[str, Any]:
-    """What the settings of a method meant, that a folder of this format does not name."""
+    """Earlier values of settings that a folder of this format does not name."""
     meant: dict[str, Any] = {}
     for number in sorted(EARLIER_SETTINGS, reverse=True):
         for part in method.split("+") if version <= number else ():
@@ -56,7 +55,7 @@ def earlier(version: int, method: str) -> dict[str, Any]:
 
 
 def count_examples(settings: Settings) -> Settings:
-    """1 → 2: operating points say on how many examples they were measured; of format 1 the training does."""
+    """1 → 2: operating points have their number of examples, which format 1 stores with the training."""
     count = settings.get("provenance", {}).get("dev examples", 0)
     return {**settings, "points": [{**point, "n": count} for point in settings["points"]]}
 

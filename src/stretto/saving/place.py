@@ -1,7 +1,7 @@
-"""The folder that a long run writes: one run at a time, and a finished result is replaced only if asked for.
+"""The folder that a long run writes: one run at a time, and a finished result is replaced only on request.
 
 A run holds the lock `OUTPUT.lock` while it works. The file names its owner, and the operating system drops the lock
-with the process, so that the lock of a killed run is taken over without a word.
+with the process, so that the lock of a killed run is taken over.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HELD: set[Path] = set()
 
 @contextmanager
 def locked(output: str | Path, *, main: bool = True) -> Iterator[None]:
-    """Inside, no other run works on `output`; one that does is named in a `StrettoError`.
+    """No other run may work on `output` inside; if one does, a `StrettoError` names it.
 
     Of the processes of one run the `main` one holds the lock."""
     check_name(str(output))
@@ -47,10 +47,10 @@ def locked(output: str | Path, *, main: bool = True) -> Iterator[None]:
     finally:
         HELD.discard(place)
         with file:
-            path.unlink(missing_ok=True)  # before the lock is given up: whoever waits for it looks again
+            path.unlink(missing_ok=True)  # before the lock is released: a waiting process checks the file again
         for folder in missing:
             with suppress(OSError):
-                folder.rmdir()  # if nothing came of it
+                folder.rmdir()  # if it is still empty
 
 
 def acquire(path: Path, output: str | Path) -> IO[str]:
@@ -78,12 +78,12 @@ def acquire(path: Path, output: str | Path) -> IO[str]:
 
 
 def owner(file: IO[str]) -> str:
-    """Who holds a lock, in words."""
+    """The owner of a lock, in words."""
     try:
         file.seek(0)
         who = json.loads(file.read())
         return f"process {who['process']} on {who['host']} (since {who['since']})"
-    except (ValueError, KeyError, TypeError, OSError):  # it is just being written
+    except (ValueError, KeyError, TypeError, OSError):  # it is being written
         return "another process"
 
 
@@ -91,7 +91,7 @@ def owner(file: IO[str]) -> str:
 
 
 def refuse_finished(output: Path, mark: str, what: str) -> None:
-    """Refuse a folder with a finished result, which its file `mark` tells."""
+    """Refuse a folder with a finished result, which has the file `mark`."""
     if (output / mark).exists():
         raise StrettoError(
             f"Expected a new output folder, got '{output}', which holds a finished {what}. "
@@ -100,13 +100,13 @@ def refuse_finished(output: Path, mark: str, what: str) -> None:
 
 
 def remove_work(output: Path, mark: str, plan: Path, *, restart: bool) -> None:
-    """Remove the work folder that `plan` is in if its run is finished, or is to be started again."""
+    """Remove the work folder of `plan` if its run is finished, or with `restart`."""
     if restart or wrote(output / mark, read_plan(plan)):
         shutil.rmtree(plan.parent, ignore_errors=True)
 
 
 def read_plan(path: Path) -> Any:
-    """The plan of an unfinished run, at the head of its file; None without one."""
+    """The plan of an unfinished run, the first line of its file; None if there is none."""
     try:
         text = path.read_text(encoding="utf-8")
         return json.loads(text.partition("\n")[0] if path.suffix == ".jsonl" else text)

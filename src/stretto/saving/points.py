@@ -1,4 +1,4 @@
-"""Operating points: a dial with what it was measured to give, by name if it is a budget, certified if it is guaranteed.
+"""Operating points: a dial with its measured score and cost; a budget also has a name, a guarantee also a certificate.
 
 A model folder keeps them as a list: those along the dial, without names, and the budgets that `stretto calibrate` has
 found. Which point to use is chosen in `stretto.budget.choose`.
@@ -38,19 +38,19 @@ class Certificate:
     measured: float
     """The average loss on the calibration data."""
     p_values: tuple[tuple[float, float], ...]
-    """Dials and their p-values in the order of the tests, which is fixed before the data are seen."""
+    """Dials and their p-values in the order of the tests, which is fixed before the data are read."""
     seed: int
-    """Of the sample, if the calibration data are a part of more."""
+    """Seed of the sample, if the calibration data are a sample."""
     versions: dict[str, str | None]
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A dial with what it was measured to give."""
+    """A dial with its measured score, cost and depth."""
 
     dial: float
     score: float
-    """The task's main metric, in [0, 1] (correlations in [-1, 1]). NaN: not measured, for want of labels."""
+    """The task's main metric, in [0, 1] (correlations in [-1, 1]). NaN: not measured, because there were no labels."""
     cost: float
     """Fraction of the full model's FLOPs, deciders included."""
     depth: float
@@ -71,7 +71,7 @@ class OperatingPoint:
     """None: an estimate, nothing is guaranteed."""
 
     def to_json(self) -> dict[str, Any]:
-        """What JSON can hold; fields that say nothing are left out."""
+        """As JSON; fields with their default value are left out."""
         empty = {each.name: each.default for each in dataclasses.fields(self) if each.name not in REQUIRED}
         content = {name: value for name, value in dataclasses.asdict(self).items() if value != empty.get(name, NOTHING)}
         return {**content, "score": None if math.isnan(self.score) else self.score}
@@ -106,7 +106,7 @@ def certificate_from_json(content: Mapping[str, Any]) -> Certificate:
 
 
 def budget_named(points: Sequence[OperatingPoint], name: str, dtype: str) -> OperatingPoint:
-    """The budget of this name for a model that computes in `dtype`: what was measured in another does not hold."""
+    """The budget of this name for a model in `dtype`: measurements in another dtype do not apply."""
     named = [point for point in points if point.name]
     for point in named:
         if (point.name, point.dtype) == (name, dtype):
@@ -124,7 +124,7 @@ def budget_named(points: Sequence[OperatingPoint], name: str, dtype: str) -> Ope
 
 
 def promise(point: OperatingPoint) -> str:
-    """What may be relied on, in words: a guarantee, a latency, or an estimate."""
+    """What a point promises, in words: a guarantee, a latency, or an estimate."""
     if point.certificate is not None:
         given = point.certificate
         return (
@@ -141,7 +141,7 @@ def promise(point: OperatingPoint) -> str:
 
 
 def promise_at(points: Sequence[OperatingPoint], dial: float, dtype: str = "float32") -> str:
-    """What may be relied on at a dial: of several points there the one with a certificate counts."""
+    """What the points at a dial promise: one with a certificate counts first."""
     here = [point for point in points if point.dial == dial and point.dtype == dtype]
     certified = [point for point in here if point.certificate is not None]
     found = next(iter([*certified, *here]), None)

@@ -1,4 +1,4 @@
-"""Is it the same run? Work that can be resumed keeps its plan, and another plan is refused."""
+"""Check that a resumed run is the same run: its plan is stored, and another plan is refused."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from stretto.errors import StrettoError
 from stretto.saving.files import write_json
 
-#: So many differences are named in an error.
+#: How many differences an error names.
 SHOWN = 3
 
 
 def hold_to(path: Path, plan: Mapping[str, Any], *, what: str, place: Path, write: bool = True) -> None:
     """Keep the plan of a run in the file `path`, or refuse if the file holds another plan.
 
-    `what` names the run and `place` is what to delete for starting again; only one of several processes may `write`."""
+    `what` names the run, `place` is what to delete to start again. Only one of several processes may `write`."""
     now = as_json(plan)
     if path.exists():
         try:
@@ -32,12 +32,12 @@ def hold_to(path: Path, plan: Mapping[str, Any], *, what: str, place: Path, writ
 
 
 def as_json(plan: Any) -> Any:
-    """A plan as its file holds it."""
+    """A plan as in its file."""
     return json.loads(json.dumps(plan, default=str))
 
 
 def digest(plan: Any) -> str:
-    """A short name of a plan, kept with the result of its run."""
+    """A short name of a plan, stored with the result of its run."""
     return f"{zlib.crc32(json.dumps(as_json(plan), sort_keys=True).encode()):08x}"
 
 
@@ -48,7 +48,7 @@ def check_same(before: Any, now: Mapping[str, Any], *, what: str, place: Path) -
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise StrettoError(
             f"Expected to resume {what} in '{place}' with the same plan, got another {'; '.join(found[:SHOWN])}{more}. "
-            f"Give what was given before, choose another output, or add --restart to start again (in Python: delete "
+            f"Use the same settings, choose another output, or add --restart to start again (in Python: delete "
             f"'{place}')."
         )
 
@@ -61,7 +61,7 @@ def unreadable(path: Path, place: Path, error: Exception) -> StrettoError:
 
 
 def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """What differs, such as `arguments seed: 1, before 2`. Plans are what JSON can hold."""
+    """The differences, such as `arguments seed: 1, before 2`. Plans are JSON values."""
     if isinstance(before, dict) and isinstance(now, Mapping):
         for key in [*now, *(key for key in before if key not in now)]:
             yield from differences(before.get(key), now.get(key), f"{name} {key}".strip())

@@ -1,9 +1,9 @@
-"""Files of a model that others wrote: found in a folder or on the hub, and never executed.
+"""Files of a model from a folder or the hub: code in them is never executed.
 
 transformers runs Python files of a model if its config.json or tokenizer_config.json names them under `auto_map`. For
-an architecture that it does not know it asks first, and reads the answer from stdin, where our texts may come from. So
-both files are read here before transformers sees them, and it is always called with `NO_CODE`, which lets it neither
-ask nor run anything.
+an unknown architecture it asks first, and reads the answer from stdin, where our texts may come from. So both files are
+checked here before transformers reads them. It is always called with `NO_CODE`, so that it neither asks nor runs
+anything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find(name_or_path: str, file: str) -> str | None:
 
 
 def check_name(path: str) -> None:
-    """Refuse the name of a model that the libraries below cannot pass on."""
+    """Refuse a model name that other libraries cannot handle."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -48,7 +48,7 @@ def check_name(path: str) -> None:
 
 
 def refuse_code(name_or_path: str) -> None:
-    """Refuse a model that wants to run code of its own, before anything else reads it."""
+    """Refuse a model that names code to run, before any other library reads it."""
     for file in CAN_NAME_CODE:
         path = find(name_or_path, file)
         code = auto_map(Path(path)) if path else None
@@ -61,7 +61,7 @@ def refuse_code(name_or_path: str) -> None:
 
 
 def auto_map(path: Path) -> Any:
-    """What a JSON file names as code, at any depth. A damaged file names none; who reads it next reports the damage."""
+    """What a JSON file names as code, at any depth. A damaged file names none; the next reader reports the damage."""
     try:
         left = [json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, RecursionError):

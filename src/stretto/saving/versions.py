@@ -1,4 +1,4 @@
-"""What results depend on beside the code: versions of packages, and the processor."""
+"""What results depend on besides the code: versions of packages, and the processor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import stretto
 
 
 def versions() -> dict[str, str | None]:
-    """Of stretto, Python and the packages that compute; None for one that is not installed."""
+    """Versions of stretto, Python and the packages that compute; None if not installed."""
     found: dict[str, str | None] = {"stretto": stretto.__version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "onnxruntime"):
         try:
@@ -21,7 +21,7 @@ def versions() -> dict[str, str | None]:
 
 
 def cpu_name() -> str:
-    """The processor as Linux names it, else whatever Python knows."""
+    """The name of the processor, from Linux or else from Python."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
