@@ -1,4 +1,4 @@
-"""The one error that stretto raises for what a user can put right, and the registry whose look-ups raise it."""
+"""The error for mistakes that a user can correct, and the registry whose look-ups raise it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 
 class StrettoError(ValueError):
-    """Something given to stretto does not fit.
+    """Wrong input.
 
-    Messages read `<what was expected>, got <what came>. <what to do>.`, after `<file>:<line>: ` where the
-    fault is in a file. The command line prints the message alone; any other exception is a bug and keeps
-    its traceback.
+    Messages have the form `Expected <what>, got <what came>. <What to do>.`, after `<file>:<line>: ` if the error is in
+    a file. The command line prints the message alone. Any other exception is a bug and keeps its traceback.
     """
 
 
@@ -36,7 +35,7 @@ class Registry(Mapping[str, T]):
         )
 
     def add(self, name: str, entry: T) -> None:
-        """Take in one of your own, for as long as the process runs."""
+        """Add an entry, for this process only."""
         self.entries[name] = entry
 
     def __contains__(self, name: object) -> bool:

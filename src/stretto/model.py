@@ -47,10 +47,10 @@ Text = str | tuple[str, ...]
 
 
 class AdaptiveModel(nn.Module):
-    """A Hugging Face encoder whose `method` decides, at each layer, what is still worth computing for the `task`.
+    """A Hugging Face encoder whose `method` decides, at each layer, what is still computed for the `task`.
 
-    `from_pretrained` loads or makes one, `predict` answers, `save_pretrained` writes a folder. `dial` trades answers
-    for cost wherever no other is passed; `operating_points` are what dials were measured to give."""
+    `from_pretrained` loads or makes one, `predict` answers, `save_pretrained` writes a folder. `dial` is the
+    default dial; `operating_points` are the measured dials with their scores and costs."""
 
     def __init__(self, encoder: Any, tokenizer: Any, method: Method, task: Task, dtype: str = "float32") -> None:
         super().__init__()
@@ -81,11 +81,11 @@ class AdaptiveModel(nn.Module):
     ) -> AdaptiveModel:
         """Load a stretto folder, or wrap a Hugging Face model with a fresh `method` (default 'full').
 
-        A stretto folder may also be opened with another method: its exits carry over if the new method has exits of
-        the same form, and so does what tokens are ranked by; all else starts afresh. `settings` are fields of the
-        method's Config. `task` replaces the head's labels (for training). `dtype='int8'` quantises the packed engine's
-        matrix products. `max_length` cuts inputs (or windows of them) shorter than the encoder needs, and is saved with
-        the tokenizer."""
+        A stretto folder may also be opened with another method: its exits are reused if the new method has exits of
+        the same form, and so is what ranks tokens; all else starts new. `settings` are fields of the method's Config.
+        `task` replaces the head's labels (for training). `dtype='int8'` quantises the packed engine's matrix products.
+        `max_length` truncates inputs (or sets the size of windows) below the encoder's limit, and is saved with the
+        tokenizer."""
         if task is not None and not isinstance(task, Task):
             raise StrettoError(
                 f"Expected a task such as stretto.tasks.Classification(['bad', 'good']), got {task!r:.60}. "
@@ -130,15 +130,15 @@ class AdaptiveModel(nn.Module):
         return cls(encoder, tokenizer, built, task, dtype)
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write a folder that plain transformers loads too (by `task.auto_class`). All of it appears, or nothing."""
+        """Write a folder, in one step, that plain transformers loads too (by `task.auto_class`)."""
         write_folder(Path(path), self.folder(), self.encoder, self.tokenizer, self.method, self.task)
 
     def save_points(self, path: str | Path) -> None:
-        """Write the dial, the operating points and the card to a folder that holds this model already."""
+        """Write the dial, the operating points and the card to the folder of this model."""
         write_points(Path(path), self.folder(), self.encoder.config, self.task)
 
     def folder(self) -> Folder:
-        """What stretto.json says of the model."""
+        """The content of stretto.json."""
         return Folder(
             method=self.method.name,
             config=dataclasses.asdict(self.method.config),
@@ -164,8 +164,8 @@ class AdaptiveModel(nn.Module):
 
     @property
     def packed(self) -> Any:
-        """The fast engine (`PackedEngine`, or `Seq2SeqEngine` of an encoder–decoder), laid out anew whenever a weight
-        has changed since."""
+        """The fast engine (`PackedEngine`, or `Seq2SeqEngine` of an encoder–decoder), rebuilt after any weight has
+        changed."""
         now = stamp(self._weights)
         if self._packed is None or self._packed[0] != now:
             if isinstance(self.backbone, EncoderDecoder):
@@ -183,8 +183,8 @@ class AdaptiveModel(nn.Module):
         `dial` may be one number or one per sequence ([B]).
 
         `batch_size` is how many of them are computed at once (default: all); in float32 answers do not depend on it.
-        `decider` may stand in for the model's method, to watch it (see `stretto.view.explain`). `context` says what the
-        pass is for where the dial does not (`State.context`)."""
+        `decider` may replace the model's method, for example to record it (see `stretto.view.explain`). `context` is
+        passed to the method as `State.context`."""
         if self.training:
             raise StrettoError("Expected a model in eval mode, got one in training mode. Call model.eval() first.")
         dials = self.dials_of(dial, len(inputs.input_ids))
@@ -290,7 +290,7 @@ class AdaptiveModel(nn.Module):
     ) -> Iterator[Answered]:  # fmt: skip
         """Answer any number of inputs, in order, a few batches at a time; no more than these are in memory.
 
-        Inputs that have come are answered as soon as `ready` says that the next one has not. `dial` may be one for
+        If the next input is not `ready`, those that have arrived are answered first. `dial` may be one for
         each of a known number of inputs ([n])."""
         check_batch_size(batch_size)
         done = 0
@@ -337,7 +337,7 @@ def carry_over(folder: Folder, built: Method, *, new_labels: bool) -> None:
 
 
 def check_weights(model: nn.Module, name_or_path: str) -> None:
-    """Refuse weights that are NaN or infinite, of an exit too: comparisons with NaN would decide in silence."""
+    """Refuse weights that are NaN or infinite, also of exits: comparisons with NaN give wrong decisions silently."""
     for name, weight in model.named_parameters():
         if not bool(weight.sum().isfinite()) and not bool(
             weight.isfinite().all()

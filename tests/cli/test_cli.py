@@ -164,7 +164,7 @@ def test_an_interrupted_training_goes_on(
         result = run(*args)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.endswith("interrupted\n")
-    assert f"kept in '{tmp_path / 'out'}.work': the same command resumes it" in result.stderr
+    assert f"The work so far is in '{tmp_path / 'out'}.work': the same command resumes it" in result.stderr
     assert not (tmp_path / "out").exists()
 
     def full_disk(*_: Any, **__: Any) -> None:

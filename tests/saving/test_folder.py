@@ -62,9 +62,9 @@ def test_a_format_of_the_future(saved: Path) -> None:
         ({"points": [{**POINT, "certificate": {"p_values": 3}}]}, r"a complete stretto\.json .* Copy"),
         ({"provenance": "none"}, r"an object as 'provenance' of stretto\.json"),
         ({"task": None}, r"an object as 'task' of stretto\.json"),
-        ({"task": {"stride": 3}}, r"stretto\.json .* to tell the task, got .*KeyError: 'name'.* Copy"),
-        ({"task": {"name": "ner"}}, r"stretto\.json .* to tell the task, got .*classification, .* Copy"),
-        ({"task": {"name": 3}}, r"stretto\.json .* to tell the task, got .*classification, .* Copy"),
+        ({"task": {"stride": 3}}, r"stretto\.json .* to name the task, got .*KeyError: 'name'.* Copy"),
+        ({"task": {"name": "ner"}}, r"stretto\.json .* to name the task, got .*classification, .* Copy"),
+        ({"task": {"name": 3}}, r"stretto\.json .* to name the task, got .*classification, .* Copy"),
         ({"task": {"name": "classification", "stride": 3}}, r"stretto\.json .* argument 'stride'.* Copy"),
         ({"surplus": 1}, r"a complete stretto\.json .*surplus.* Copy"),
     ],
@@ -109,7 +109,7 @@ def test_no_pickle_is_read_from_a_stretto_folder(saved: Path) -> None:
     torch.save(weights, saved / "pytorch_model.bin")
     AdaptiveModel.from_pretrained(saved)  # it is not looked at
     (saved / "model.safetensors").unlink()
-    with pytest.raises(StrettoError, match=r"as safetensors, the one form .* no file named model\.safetensors .*again"):
+    with pytest.raises(StrettoError, match=r"as safetensors, the only format .* no file named model\.safetensors .*again"):
         AdaptiveModel.from_pretrained(saved)
 
 

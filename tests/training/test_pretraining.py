@@ -246,7 +246,7 @@ def test_the_command(kind: str, tmp_path: Path) -> None:
     assert json.loads((out / "stretto.json").read_text())["config"]["revpc"] is False
     again = run("pretrain", file, out, "--tokenizer", out, *column, *FLAGS, "--overwrite", "--no-gates")
     assert again.exit_code == 0
-    assert "Perplexity of hidden words in 2 held-out texts" in again.stdout
+    assert "Perplexity of masked words in 2 held-out texts" in again.stdout
     assert AutoModelForMaskedLM.from_pretrained(out).config.use_absolute is True
     assert not (out / "stretto.json").exists()
 
@@ -264,7 +264,7 @@ def test_ctrl_c_is_answered_with_how_to_go_on(tmp_path: Path, monkeypatch: pytes
     command = ["pretrain", file, out, "--vocab-size", 60, *FLAGS, "--save-steps", 1]
     result = run(*command)
     assert result.exit_code == 130
-    assert f"kept in '{out}.work': the same command resumes it" in result.stderr
+    assert f"The work so far is in '{out}.work': the same command resumes it" in result.stderr
     monkeypatch.undo()
     other = run(*command, "--cased")
     assert other.exit_code == 1
@@ -286,7 +286,7 @@ def test_ctrl_c_is_answered_with_how_to_go_on(tmp_path: Path, monkeypatch: pytes
         ("rows.jsonl", jsonl({"body": "a b"}), ["--vocab-size", 60, "--text", "txt"], "expected a column 'txt'"),
         ("some.txt", "a b\nc d\n", [], "Expected either --tokenizer or --vocab-size, got neither"),
         ("some.txt", "a b\nc d\n", ["--tokenizer", "PLAIN"], "with a mask token and a padding token, got one without"),
-        ("some.txt", "a b\nc d\n", ["--tokenizer", "nowhere"], "Expected a tokenizer in"),
+        ("some.txt", "a b\nc d\n", ["--tokenizer", "nowhere"], "Expected a readable tokenizer in"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--num-hidden-groups", 50], "Expected num_hidden_groups"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--no-gates", "--no-revpc"], "with --no-gates, got revpc"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--static-layers", 9], "Expected static_layers between 1"),

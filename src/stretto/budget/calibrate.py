@@ -1,4 +1,4 @@
-"""From what a user can spend or may lose to the operating point that does it: a budget.
+"""Budgets: from a cost, a latency or a tolerated loss to the operating point that meets it.
 
 A goal finds the point among the dials that the method proposes. `calibrate` gives it a name and adds it to the model;
 `model.predict(texts, budget=name)` uses it.
@@ -29,7 +29,7 @@ from stretto.saving.versions import versions
 
 @dataclass(frozen=True)
 class Reading:
-    """What one dial gives on the calibration data: the point, and the answers it was measured by."""
+    """One dial on the calibration data: its operating point and its answers."""
 
     point: OperatingPoint
     answers: Sequence[Any]
@@ -57,7 +57,7 @@ class Material:
         return [dial.off, *(value for value in dial.sweep if value != dial.off)]
 
     def read(self, dials: Sequence[float]) -> Iterator[Reading]:
-        """Each dial on all data; with labels its scores too. Dials that nobody asks for any more are not run."""
+        """Each dial on all data, with scores if there are labels. A dial is run only when the caller asks for it."""
         model, encoded = self.model, self.encoded
         for dial, (logits, trace) in zip(
             dials, runs(model, encoded.features, dials, self.batch_size, self.progress), strict=True
@@ -73,18 +73,18 @@ class Material:
 
 
 class Goal(ABC):
-    """What a user can spend or may lose."""
+    """A cost, a latency, or a tolerated loss."""
 
     needs_labels = False
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the budget is called unless it is given a name."""
+        """The default name of the budget."""
 
     @abstractmethod
     def find(self, material: Material) -> OperatingPoint:
-        """The cheapest point that keeps what was asked (of spending goals: the most expensive that can be paid)."""
+        """The cheapest point that meets the goal (for a cost or a latency: the most expensive within it)."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Spend(Goal):
 
 @dataclass(frozen=True)
 class Wait(Goal):
-    """Milliseconds that so many percent of the batches may take on this machine, tokenising included."""
+    """The milliseconds within which a given percentage of batches is answered on this machine, tokenising included."""
 
     milliseconds: float
     batch: int = 1
@@ -139,7 +139,7 @@ class Wait(Goal):
 
 @dataclass(frozen=True)
 class Guarantee(Goal):
-    """A bound on the risk, held with a confidence. `worst` is the error of a number that counts as a loss of 1."""
+    """A bound on the risk, with a confidence. `worst` is the regression error that counts as a loss of 1."""
 
     confidence: float = 0.95
     worst: float | None = None
@@ -155,7 +155,7 @@ class Guarantee(Goal):
 
     @abstractmethod
     def losses(self, material: Material, full: Sequence[Any], answers: Sequence[Any]) -> list[float]:
-        """The loss of each example: what the full model answered, and what is answered at a dial."""
+        """The loss of each example, from the answers of the full model and those at a dial."""
 
     def risk(self, material: Material) -> Risk:
         return Risk(self.allowed, self.confidence, binary=material.model.task.right_or_wrong)
@@ -166,7 +166,7 @@ class Guarantee(Goal):
         tests = list(in_order(risk, self.losses_by_dial(material, points)))
         safe = risk.safe([test.p_value for test in tests])
         cheapest = min(safe, key=lambda i: points[i].cost, default=0)
-        if cheapest == 0:  # the full model, or not even that
+        if cheapest == 0:  # the full model, or nothing
             raise self.too_little(risk, tests, len(material.data))
         certificate = Certificate(
             self.loss(material), self.allowed, self.confidence, tests[cheapest].loss,
@@ -177,7 +177,7 @@ class Guarantee(Goal):
     def losses_by_dial(
         self, material: Material, points: list[OperatingPoint]
     ) -> Iterator[tuple[float, Sequence[float]]]:
-        """Dial by dial, from the full model on; what was measured goes to `points`."""
+        """Dial by dial, starting with the full model; the measured points are added to `points`."""
         full: Sequence[Any] = ()
         for reading in material.read(material.dials):
             full = full or reading.answers
@@ -185,26 +185,26 @@ class Guarantee(Goal):
             yield reading.point.dial, self.losses(material, full, reading.answers)
 
     def too_little(self, risk: Risk, tests: Sequence[Tested], n: int) -> StrettoError:
-        """Why nothing but the full model can be guaranteed, and how many examples might change that."""
+        """Why only the full model can be guaranteed, and how many examples would be needed."""
         wanted = f"a loss of at most {100 * risk.allowed:g} % with {100 * risk.confidence:g} % confidence"
         if len(tests) == 1:  # the full model itself, which loses nothing
             return StrettoError(
-                f"Expected at least {risk.examples_needed()} examples to guarantee {wanted}, even where nothing is "
-                f"lost, got {n}. Add examples, or allow more."
+                f"Expected at least {risk.examples_needed()} examples to guarantee {wanted}, even if nothing is "
+                f"lost, got {n}. Add examples, or allow more loss."
             )
         failed = tests[-1]
         needed = risk.examples_needed(failed.loss)
         advice = f"About {needed} examples like these would do, or" if needed else "More would not help:"
         return StrettoError(
             f"Expected examples that guarantee {wanted} at a dial below the full model, got {n} on which the first, "
-            f"{failed.dial:g}, loses {100 * failed.loss:.2f} % (p = {failed.p_value:.3g}). {advice} allow more."
+            f"{failed.dial:g}, loses {100 * failed.loss:.2f} % (p = {failed.p_value:.3g}). {advice} allow more loss."
         )
 
 
 @dataclass(frozen=True)
 class MaxLoss(Guarantee):
-    """Points (of 100) of the task's score that may be lost against the full model. Only what the full model had right
-    can be lost: what it had wrong, and a dial has right, is not counted in its favour."""
+    """Points (of 100) of the task's score that may be lost against the full model. Only
+    correct answers of the full model can be lost. Errors of the full model that a dial corrects are not counted."""
 
     points: float = 1.0
     needs_labels = True
@@ -231,7 +231,7 @@ class MaxLoss(Guarantee):
 
 @dataclass(frozen=True)
 class Agreement(Guarantee):
-    """The part of the answers that must be those of the full model. Needs no labels."""
+    """The fraction of answers that must equal those of the full model. Needs no labels."""
 
     agreement: float = 0.98
 

@@ -1,4 +1,4 @@
-"""Choosing among operating points: the one place where a dial, or a checkpoint, is preferred to another."""
+"""Choosing among operating points: the only module that chooses a dial or a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol, TypeVar
 from stretto.methods.base import Dial
 from stretto.saving.points import OperatingPoint
 
-#: How many points of dev score the default dial may give up against the full model.
+#: How many points of dev score the default dial may lose against the full model.
 DEFAULT_LOSS = 0.5
-#: Examples without which a difference of `DEFAULT_LOSS` cannot be told: one of fewer weighs more than that.
+#: The fewest examples that can show a difference of `DEFAULT_LOSS`: with fewer, one example is more than that.
 FEWEST = round(100 / DEFAULT_LOSS)
-#: What a checkpoint chosen for its saving may lose of the dev score.
+#: How much dev score a checkpoint chosen for its low cost may lose.
 SAVING_LOSS = 0.01
 #: Costs that a table of dials shows.
 COSTS = (0.75, 0.5, 0.35)
@@ -41,25 +41,25 @@ def within_loss(points: Sequence[OperatingPoint], loss: float = DEFAULT_LOSS) ->
 
 
 def default_point(points: Sequence[OperatingPoint], dial: Dial) -> OperatingPoint:
-    """The default of a model just trained or searched. Where off was not trained, points are compared with what was.
+    """The default dial after training or search. If off was not trained, points are compared with the trained dial.
 
-    Too few examples choose nothing: the model stays as it was trained."""
+    With too few examples no dial is chosen: the full model stays the default."""
     first = 0 if dial.trained is None else dial.sweep.index(dial.trained)
     return points[first] if too_few(points) else within_loss(points[first:])
 
 
 def too_few(points: Sequence[OperatingPoint]) -> bool:
-    """Whether the points were measured on so few examples that they cannot tell `DEFAULT_LOSS` (0: not known)."""
+    """Whether the points were measured on too few examples to show `DEFAULT_LOSS` (0: unknown)."""
     return 0 < points[0].n < FEWEST
 
 
 def how_chosen(points: Sequence[OperatingPoint]) -> str:
-    """Why the default dial is what it is, in words."""
+    """How the default dial was chosen, in words."""
     n = points[0].n
     if too_few(points):
         return (
-            f"the full model: {n} examples cannot tell a loss of half a point (one of them is {100 / n:.1f} points), "
-            f"{FEWEST} can"
+            f"the full model: {n} examples are too few to show a loss of half a point (one is {100 / n:.1f} points), "
+            f"{FEWEST} are enough"
         )
     return "the cheapest at most half a point below the full model"
 

@@ -1,7 +1,7 @@
 """The operators of the evolutionary search: pure functions of configurations and measured points.
 
 A configuration says for each layer which fraction of the input's tokens it keeps; fractions never rise from layer to
-layer. They are rounded to thousandths, so that a configuration met twice is recognised.
+layer. They are rounded to thousandths, so that a repeated configuration is recognised.
 
 Kim, Cho: *Length-Adaptive Transformer*, ACL 2021, section 3.2.
 """
@@ -57,7 +57,7 @@ def _nominal(ratio: float, n_layers: int) -> float:
 
 
 def rounded(lengths: Iterable[float]) -> Lengths:
-    """To thousandths, and never to nothing. Rounding keeps the order of lengths."""
+    """To thousandths, and never to 0. Rounding keeps the order of lengths."""
     return tuple(max(round(length, DIGITS), LEAST) for length in lengths)
 
 
@@ -77,7 +77,7 @@ def cross(one: Lengths, other: Lengths) -> Lengths:
 
 
 def pareto_frontier(points: Iterable[Point]) -> list[Point]:
-    """Those that no other beats: from dear to cheap, both cost and score strictly falling. Of equals the first."""
+    """The points that no other beats, from expensive to cheap: cost and score fall strictly. Of equals the first."""
     best: list[Point] = []
     for point in sorted(points, key=lambda point: (point.cost, -point.score)):
         if not best or point.score > best[-1].score:

@@ -1,8 +1,8 @@
-"""Two dials become one: which pairs of dials of a combination are worth having.
+"""One dial for a combination of two methods: the best pairs of their dials.
 
 A grid of pairs is run on a sample of the dev texts. Each pair is judged by its cost and by how far its answers are from
 the full model's: the mean divergence, which needs no labels and is smoother than accuracy on a few hundred texts. The
-frontier is what no other pair beats in both.
+frontier has the pairs that no other pair beats in both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST_DIALS, SECOND_DIALS, TEXTS = 6, 8, 300
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair of dials with what it was measured to give."""
+    """A pair of dials with its measured cost and quality."""
 
     dials: tuple[float, float]
     cost: float

@@ -1,4 +1,4 @@
-"""How long a batch takes at a dial, on this machine, from texts to answers."""
+"""Time of a batch at a dial, on this machine, from texts to answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stretto.model import AdaptiveModel
 from stretto.saving.points import Latency
 from stretto.saving.versions import cpu_name
 
-#: Batches that are timed, each so many times.
+#: Number of timed batches, and how often each is timed.
 BATCHES, ROUNDS = 64, 3
 
 
@@ -29,8 +29,8 @@ def most_expensive_within(
     seed: int = 42,
     progress: bool = False,
 ) -> tuple[float, Latency]:
-    """The first of `dials` (from the most expensive to the cheapest) at which so many percent of the batches are
-    answered in time, found by bisection, and how long they took."""
+    """The first of `dials` (from the most expensive to the cheapest) at which the given percentage of
+    batches is answered in time, found by bisection, and how long they took."""
     groups = sampled(texts, batch, seed)
     took: dict[int, Latency] = {}
 

@@ -1,8 +1,8 @@
-"""Guarantees: which dials are safe, with a given confidence, on data like those at hand.
+"""Guarantees: which dials are safe, with a given confidence, on data like the calibration data.
 
 Each example has a loss in [0, 1] at each dial. A dial is safe if its expected loss, the risk, is at most what was
 allowed. Dials are tested one after the other, from the full model to the cheapest, an order that is fixed before any
-data are seen, each by a Hoeffding–Bentkus p-value (for losses of 0 and 1: the exact binomial tail). The first test that
+data are read, each by a Hoeffding–Bentkus p-value (for losses of 0 and 1: the exact binomial tail). The first test that
 fails ends the sequence, so that the probability of calling any unsafe dial safe is at most 1 - confidence, however many
 were tested.
 
@@ -20,13 +20,13 @@ import numpy as np
 
 from stretto.errors import StrettoError
 
-#: No more examples than this are counted on.
+#: Larger numbers of examples are not considered.
 MOST = 2**24
 
 
 @dataclass(frozen=True)
 class Risk:
-    """What may be lost on average, and how sure one wants to be of that."""
+    """The allowed average loss, and the confidence."""
 
     allowed: float
     """Expected loss per example, in (0, 1)."""

@@ -12,8 +12,8 @@ Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime
 Differs from the paper: configurations are fractions of the input's length; none is measured twice; the search stops
 early when the area under the frontier has grown by less than `LEAST_GROWTH` over the last `patience` iterations.
 
-A killed search can be resumed: each measurement is written down beside the model, and all that is
-random follows from the seed and the iteration's number. The end result is that of an uninterrupted search.
+A killed search can be resumed: each measurement is stored next to the model, and all random choices follow from the
+seed and the number of the iteration. The result is that of an uninterrupted search.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from stretto.saving.same_run import digest
 if TYPE_CHECKING:
     from stretto.model import AdaptiveModel
 
-#: The search has settled when `patience` iterations together add less than this to the area (a mean score in [0, 1]).
+#: The search stops when `patience` iterations together add less than this to the area (a mean score in [0, 1]).
 LEAST_GROWTH = 1e-4
 #: Tries per child to find a configuration that is new.
 ATTEMPTS = 20
@@ -67,7 +67,7 @@ class SearchSettings:
     patience: int = 5
     """Iterations with (almost) no growth of the area after which the search stops."""
     limit: int | None = None
-    """Most examples to measure candidates on, a random sample; what is found is measured on all."""
+    """Measure candidates on a random sample of this many examples; the result is measured on all."""
     seed: int = 42
     """Seed of everything random."""
 
@@ -88,7 +88,7 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration and what it was measured to give; the dial of its point is its cost."""
+    """A configuration with its measured point, whose dial is its cost."""
 
     lengths: Lengths
     point: OperatingPoint
@@ -104,7 +104,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Where the search stood after an iteration; number 0 is the start."""
+    """The state of the search after an iteration; number 0 is the start."""
 
     number: int
     tried: int
@@ -123,7 +123,7 @@ class SearchResult:
     examples: int
     """Examples that candidates were measured on."""
     finished: bool
-    """False if the time was up; the same search then resumes here."""
+    """False if the time limit was reached; the same search resumes then."""
 
 
 def search(
@@ -136,9 +136,9 @@ def search(
     max_seconds: float | None = None,
     progress: bool = True,
 ) -> SearchResult:
-    """Search on labelled data, give the model what was found and save it to `output` (its own folder, say).
+    """Search on labelled data, set the configurations found, and save the model to `output`, its own folder or another.
 
-    `OUTPUT.search` holds what has been measured until the search is finished."""
+    `OUTPUT.search` keeps the measurements until the search is finished."""
     settings = settings or SearchSettings()
     method = searchable(model)
     check_place(Path(output))
@@ -194,7 +194,7 @@ def searchable(model: AdaptiveModel) -> LengthAdaptive:
     if not isinstance(model.method, LengthAdaptive):
         raise StrettoError(
             f"Expected a model of the method length_adaptive, got one of {model.method.name}. "
-            "Train with --method length_adaptive: only then do its layers bear any lengths."
+            "Train with --method length_adaptive: only such a model works at any length."
         )
     return model.method
 
@@ -206,7 +206,7 @@ def evolve(
     settings: SearchSettings,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Iteration]:
-    """The search itself. `start` is measured whole; `stop` may end an iteration before all its children are."""
+    """The search itself. `start` is always measured completely; `stop` may end an iteration early."""
     seen = set(start)
     frontier = [evaluate(lengths) for lengths in start]
     tried, low = len(start), min(candidate.cost for candidate in frontier)
@@ -219,14 +219,14 @@ def evolve(
             crossovers=settings.crossovers, probability=settings.probability, floor=floor, attempts=ATTEMPTS,
             dice=random.Random(f"{settings.seed}/{number}"),
         )  # fmt: skip
-        # what has been seen is what was proposed, not what an earlier run measured: a resumed search proposes the same
+        # `seen` has what was proposed, not what an earlier run measured: so a resumed search proposes the same
         seen.update(children)
         born = []
         for child in children:
             if stop():
                 break
             born.append(evaluate(child))
-        if not born:  # nothing new is left, or no time
+        if not born:  # no new configuration, or no time left
             return
         tried += len(born)
         frontier = pareto_frontier([*frontier, *born])
@@ -238,7 +238,7 @@ def evolve(
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data made ready once, to be measured often."""
+    """Data that is tokenised once and measured often."""
 
     data: Dataset
     encoded: Encoded
@@ -251,7 +251,7 @@ class Prepared:
 
 
 def measure_lengths(model: AdaptiveModel, ready: Prepared, lengths: Lengths) -> OperatingPoint:
-    """What a configuration gives, run and measured; its cost becomes its dial."""
+    """Run and measure a configuration; its cost becomes its dial."""
     (point,) = sweep(
         model, ready.data, [model.method.dial.off], batch_size=ready.batch_size, progress=False,
         encoded=ready.encoded, context=FixedLengths(torch.tensor(lengths, dtype=torch.float64)),
@@ -260,7 +260,7 @@ def measure_lengths(model: AdaptiveModel, ready: Prepared, lengths: Lengths) -> 
 
 
 def adopt(model: AdaptiveModel, full: Candidate, found: list[Candidate]) -> list[OperatingPoint]:
-    """Give the model the configurations found, their points, and a default dial."""
+    """Set the configurations found, their points, and a default dial."""
     frontier = [candidate for candidate in pareto_frontier(found) if candidate.cost < 1]
     if not frontier:
         raise StrettoError(
@@ -281,7 +281,7 @@ def adopt(model: AdaptiveModel, full: Candidate, found: list[Candidate]) -> list
 
 
 def plan_of(model: AdaptiveModel, data: Dataset, settings: SearchSettings, batch_size: int) -> dict[str, Any]:
-    """What a resumed search must have in common with the one that was interrupted. When to stop is not part of it."""
+    """What must be equal when a search is resumed. Limits on its length are not part of it."""
     free = ("iterations", "patience")
     return {
         "model": weights_digest(model.encoder),
@@ -294,12 +294,12 @@ def plan_of(model: AdaptiveModel, data: Dataset, settings: SearchSettings, batch
 
 
 def provenance(result: SearchResult, examples: int, seed: int) -> dict[str, Any]:
-    """What the model card says of the search."""
+    """The model card's lines about the search."""
     first, last = result.iterations[0], result.iterations[-1]
     return {
         "search": (
             f"{last.number} iterations, {last.tried} configurations on {result.examples} examples, seed {seed}, "
             f"area {first.area:.4f} → {last.area:.4f}"
         ),
-        "operating points": f"measured on the {examples} examples of the search; expect a little less on others",
+        "operating points": f"measured on the {examples} examples of the search; expect slightly less on others",
     }

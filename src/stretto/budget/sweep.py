@@ -30,7 +30,7 @@ def sweep(
 ) -> list[OperatingPoint]:
     """Measure each dial (default: the method's own sweep) on labelled data.
 
-    Who sweeps the same data again and again may pass what `model.encode(data.texts)` gave. `context` goes with every
+    To measure the same data several times, pass the result of `model.encode(data.texts)`. `context` goes with every
     pass (`State.context`)."""
     if data.labels is None:
         raise StrettoError("Expected labelled data to evaluate on, got none. Name the label column.")

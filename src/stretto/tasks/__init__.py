@@ -56,9 +56,9 @@ def __getattr__(name: str) -> Any:
 
 
 def task_from_config(config: PreTrainedConfig, saved: Mapping[str, Any] | None = None) -> Task:
-    """The task that a model tells of: what stretto wrote down (`saved`), else what its transformers config says.
+    """The task of a model: what stretto stored (`saved`), else what its transformers config says.
 
-    The config says it by the architecture (…ForTokenClassification), its problem type and the number of labels. A bare
+    The config names it by the architecture (…ForTokenClassification), its problem type and the number of labels. A bare
     encoder counts as one for sequence classification."""
     labels = {int(i): name for i, name in (config.id2label or {}).items()}
     names = [labels[i] for i in sorted(labels)]

@@ -28,7 +28,7 @@ Logits = Tensor | Sequence[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """An answer and what it took. The answer itself is in the fields that a task adds."""
+    """An answer with its depth and cost. The answer itself is in the fields that a task adds."""
 
     depth: int = 0
     """Layers run; the most of any window of a long input."""
@@ -44,8 +44,7 @@ class Prediction:
 class Task(ABC):
     """What is asked, and the meaning of a head's logits.
 
-    The class attributes say what a task is capable of. Nobody asks for its name: methods, data, the command line and
-    the rest ask for these."""
+    The class attributes declare what a task can do. All other code asks for them, never for the name of a task."""
 
     name: ClassVar[str]
     form: ClassVar[Form] = Form()
@@ -57,14 +56,14 @@ class Task(ABC):
     one_of_labels: ClassVar[bool] = False
     """Whether an answer is one of the labels, and logits are their unnormalised log-probabilities."""
     given_words: ClassVar[bool] = False
-    """Whether inputs come cut into words."""
+    """Whether inputs are lists of words."""
     flat: ClassVar[bool] = True
     """Whether an answer fits into a line of a csv file."""
 
     architecture: ClassVar[str | tuple[str, ...]] = "ForSequenceClassification"
-    """How the names of the Hugging Face models end that answer it."""
+    """Suffix of the names of its Hugging Face models."""
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    """What loads such a model in plain transformers."""
+    """The class that loads such a model in plain transformers."""
     problem_type: ClassVar[str | None] = None
     """What transformers calls it."""
     pipeline_tag: ClassVar[str] = "text-classification"
@@ -88,12 +87,12 @@ class Task(ABC):
 
     @classmethod
     def make(cls, label_names: Sequence[str], **settings: Any) -> Task:
-        """The task as a saved model tells of it: its label names and what `settings` gave."""
+        """The task of a saved model, from its label names and `settings`."""
         return cls(label_names, **settings)
 
     @classmethod
     def posed_by(cls, data: Dataset, **settings: Any) -> Task:
-        """The task that training data pose."""
+        """The task for these training data."""
         return cls.make(data.label_names or [], **settings)
 
     @property
@@ -102,11 +101,11 @@ class Task(ABC):
         return ", ".join(self.label_names)
 
     def settings(self) -> dict[str, Any]:
-        """What a saved model must know of the task beside its labels."""
+        """What a saved model stores of the task besides its labels."""
         return {}
 
     def learn_from(self, data: Dataset) -> None:  # noqa: B027  # most tasks have one form of input
-        """Note what a saved model should remember of its training data, so that other inputs are refused."""
+        """Store the form of the training data, so that other inputs are refused."""
 
     # ---- from inputs to features and back
 
@@ -127,7 +126,7 @@ class Task(ABC):
         with `words` the word of each token (`stretto.data.tokenise.words_of`)."""
 
     def origins(self, tokenizer: Any, texts: tuple[str, ...], max_length: int) -> list[Origin] | None:
-        """Where in one input each token comes from that `encode` makes of it; None if that is not known."""
+        """For each token that `encode` makes of one input: where it comes from; None if unknown."""
         return None
 
     @abstractmethod
@@ -166,13 +165,13 @@ class Task(ABC):
 
     @abstractmethod
     def distillation(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-        """How far the student's logits are from the teacher's, for each feature: [B]. Labels say what is to be read."""
+        """Distance of the student's logits from the teacher's, for each feature: [B]. Labels mark what is read."""
 
     @abstractmethod
     def right_logit(self, logits: Tensor, labels: Tensor) -> Tensor:
         """[B] the logit of the right answer: its gradient shows what the answer depends on (`methods.saliency`)."""
 
-    # ---- what only some tasks are capable of
+    # ---- what only some tasks can do
 
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """[…, B, C] and [B] to bool […, B]: is the answer right? (For tasks whose answers are right or wrong.)"""
@@ -197,7 +196,7 @@ class Task(ABC):
     # ---- in transformers
 
     def hf_config(self) -> dict[str, Any]:
-        """This task's fields in a transformers config, so that plain `AutoModelFor…` loads the model."""
+        """The task's fields in a transformers config, so that plain `AutoModelFor…` loads the model."""
         # transformers wants a name for every logit
         names = self.label_names or [f"LABEL_{number}" for number in range(self.num_labels)]
         return {

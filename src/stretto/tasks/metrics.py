@@ -1,7 +1,7 @@
 """The scores, each a function of arrays [N].
 
-scikit-learn and scipy are imported where they are used, for they are slow to load. A score that the data
-leave undefined (a correlation with a constant) is 0.0, without a warning.
+scikit-learn and scipy are imported where they are used, because they are slow to load. An undefined score (a
+correlation with a constant) is 0.0, without a warning.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class Regression(SequenceTask):
     def quality(self, answers: Sequence[Any], labels: Sequence[Any], worst: float | None = None) -> list[float]:
         if worst is None or not worst > 0:
             raise StrettoError(
-                f"Expected the error that counts as wrong altogether, above 0, got {worst}. Name it: --worst-error "
-                "5, say, for ratings from 0 to 5."
+                f"Expected the error that counts as completely wrong, above 0, got {worst}. Set it, for example "
+                "--worst-error 5 for ratings from 0 to 5."
             )
         errors = [abs(answer.label - label) for answer, label in zip(answers, labels, strict=True)]
         return [max(1 - error / worst, 0.0) for error in errors]

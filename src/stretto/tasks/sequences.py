@@ -1,4 +1,4 @@
-"""What the tasks share that give each input one answer: texts or pairs in, a label or a number out."""
+"""Shared by tasks that give each input one answer: texts or pairs in, a label or a number out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: What metrics take: logits [N, C] and labels [N], from torch, numpy or plain lists.
 ArrayLike = Tensor | NDArray[Any] | Sequence[Any]
 
-#: How many texts an input has, in words, and how to give so many.
+#: The number of texts per input in words, and how to pass that many.
 FORMS = {1: "single texts", 2: "pairs of texts"}
 ADVICE = {
     1: "Name the one column with --text (in Python: pass strings).",
@@ -50,7 +50,7 @@ class LabelPrediction(Prediction):
 class SequenceTask(Task):
     """Logits are [B, C], labels [B].
 
-    `n_texts` is what the model learned from: 1 for texts, 2 for pairs, None if unknown (a plain Hugging Face model)."""
+    `n_texts` of the training data: 1 for texts, 2 for pairs, None if unknown (a plain Hugging Face model)."""
 
     answers: ClassVar[Literal["sequence", "token", "text"]] = "sequence"
 
@@ -82,7 +82,7 @@ class SequenceTask(Task):
         came = next((len(parts) for parts in texts if len(parts) != self.n_texts), None)
         if came is not None and self.n_texts is not None:
             raise StrettoError(
-                f"Expected {FORMS[self.n_texts]}, for the model was trained on {FORMS[self.n_texts]}, got "
+                f"Expected {FORMS[self.n_texts]}, as in the training of the model, got "
                 f"{FORMS.get(came, f'{came} texts')}. {ADVICE[self.n_texts]}"
             )
         return replace(encode(tokenizer, texts, max_length, words=words), labels=labels)

@@ -1,11 +1,11 @@
-"""The answer to a question as a part of a context, or none: extractive question answering.
+"""Extractive question answering: a span of a context, or no answer.
 
 Each window of a context (see `windows.py`) has a logit for every token to be the answer's first and one to be its
-last; a candidate's score is the sum of the two. Position 0 stands for "no answer here". The candidates of all windows
-compete; that there is no answer at all is as likely as the least sure window has it (as in SQuAD 2.0).
+last; a candidate's score is the sum of the two. Position 0 means "no answer here". The best candidate of all windows
+wins. The score of "no answer" is the lowest of all windows (as in SQuAD 2.0).
 
-Position 0 is the one token that may never be dropped, and no other has to be protected: dropped tokens are restored
-before they are read, and question and context compete for their places as in the paper of Length-Adaptive.
+Only position 0 is protected from being dropped. Other tokens need no protection: dropped tokens are restored before
+they are read. Question and context tokens are ranked together, as in the Length-Adaptive paper.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Candidate:
     """A possible answer."""
 
     text: str
-    """A part of the context; "" says that there is no answer."""
+    """A span of the context; "" means no answer."""
     score: float
     """Its probability among the candidates."""
     start: int | None
@@ -56,7 +56,7 @@ class SpanPrediction(Prediction):
     """The answer to one question."""
 
     answer: str
-    """A part of the context; "" if there is none."""
+    """A span of the context; "" if there is none."""
     score: float
     start: int | None
     end: int | None
@@ -85,7 +85,7 @@ class Span(Task):
         self, *, no_answer: bool = False, null_threshold: float = 0.0, stride: int = 128, n_best: int = 5
     ) -> None:
         """`no_answer`: some questions have none. It is then the answer if its score is more than `null_threshold` above
-        that of the best candidate. `stride`: tokens that neighbouring windows share. `n_best`: candidates to tell."""
+        that of the best candidate. `stride`: tokens that neighbouring windows share. `n_best`: candidates to return."""
         if stride < 0 or n_best < 1:
             raise StrettoError(
                 f"Expected a stride from 0 and n_best from 1, got {stride} and {n_best}. Choose larger ones."
@@ -95,7 +95,7 @@ class Span(Task):
 
     @classmethod
     def posed_by(cls, data: Dataset, **settings: Any) -> Span:
-        """Whether a question may have no answer is learned from the data."""
+        """`no_answer` is set if the data have a question without an answer."""
         return cls(**{"no_answer": not all(data.labels or [()]), **settings})
 
     @classmethod
@@ -103,7 +103,7 @@ class Span(Task):
         return cls(**settings)
 
     def learn_from(self, data: Dataset) -> None:
-        """Who learns from a question without an answer may say that there is none."""
+        """A model that learns from a question without an answer may answer "none"."""
         self.no_answer = self.no_answer or not all(data.labels or [()])
 
     @property
@@ -125,12 +125,12 @@ class Span(Task):
         self, tokenizer: Any, texts: Sequence[tuple[str, ...]], max_length: int, labels: Sequence[Any] | None = None,
         *, words: bool = False,
     ) -> Encoded:  # fmt: skip
-        """`places` are the windows' `Place`s. Nothing is cut away, so nothing is counted as truncated."""
+        """`places` are the windows' `Place`s. Nothing is truncated."""
         check_fast(tokenizer)
         windows = list(cut_windows(tokenizer, texts, max_length, self.stride, words=words))
         marks = None
         if labels is not None:
-            firsts = [golds[0] if golds else None for golds in labels]  # the first gold answer is what is learned
+            firsts = [golds[0] if golds else None for golds in labels]  # the first gold answer is the training target
             marks = [label_window(len(w.feature["input_ids"]), w.place, firsts[w.example]) for w in windows]
         features, places = [w.feature for w in windows], [w.place for w in windows]
         return Encoded(texts, features, 0, [w.example for w in windows], marks, places)
@@ -205,7 +205,7 @@ def candidate(context: str, start: int, end: int, score: float) -> Candidate:
 
 
 def readable(logits: Tensor, labels: Tensor) -> Tensor:
-    """[B, T, 2] -> [B, 2, T], with NEVER at the tokens that are not to be read."""
+    """[B, T, 2] -> [B, 2, T], with NEVER at the tokens that are not read."""
     return logits.masked_fill((labels == IGNORED).unsqueeze(-1), NEVER).transpose(1, 2)
 
 

@@ -1,7 +1,7 @@
 """A tag for every word: named entities (IOB2 tags such as B-person, I-person, O) or plain tags such as parts of speech.
 
-Words are cut into pieces; the first piece of a word carries its tag, the others carry none. Words beyond the longest
-input the model takes get no piece: they are answered "O", and count as that in the scores.
+Words are split into pieces; the first piece of a word carries its tag. Words beyond the maximum length get no piece:
+they are answered "O", and scored as that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TagPrediction(Prediction):
     scores: list[float]
     """Probability of each tag; 0 for a word beyond the longest input."""
     entities: list[Entity]
-    """Empty if the tags are plain ones."""
+    """Empty for plain tags."""
 
     @property
     def told(self) -> str:

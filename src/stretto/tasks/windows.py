@@ -1,7 +1,7 @@
-"""Questions with contexts of any length: overlapping windows, and where in the context each token stands.
+"""Questions with contexts of any length: overlapping windows, and the position of each token in the context.
 
 A window is [CLS] question [SEP] a part of the context [SEP]. Consecutive windows share `stride` tokens of the context,
-so that an answer cut by the end of one window is whole in the next.
+so that an answer at the end of one window is complete in the next.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def spans(n: int, room: int, overlap: int) -> Iterator[slice]:
 def label_window(length: int, place: Place, answer: Gold | None) -> list[int]:
     """For each token of a window whether it may be read, and whether the answer starts or ends there.
 
-    An answer that is not wholly in the window, and none at all, stand at position 0."""
+    If the window does not show the whole answer, or there is none, the label is at position 0."""
     labels = [IGNORED] * length
     labels[0] = NEITHER
     labels[place.first : place.first + len(place.offsets)] = [NEITHER] * len(place.offsets)

@@ -1,4 +1,4 @@
-"""Training: a method's stages, resumable, on `transformers.Trainer`. `run.train` is where it starts."""
+"""Training: a method's stages, resumable, on `transformers.Trainer`. Entry point: `run.train`."""
 
-#: Begins the name of a model that starts from nothing: scratch:marian.
+#: Prefix of the name of a model that is trained from scratch: scratch:marian.
 SCRATCH = "scratch:"

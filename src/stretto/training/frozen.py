@@ -1,4 +1,4 @@
-"""A frozen backbone runs once: its pooled states are the examples its exits learn from."""
+"""A frozen backbone runs once: its pooled states are the training examples of the exits."""
 
 from __future__ import annotations
 

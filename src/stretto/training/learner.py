@@ -25,7 +25,7 @@ class Learner(nn.Module):
     def __init__(self, model: AdaptiveModel, stage: Stage) -> None:
         super().__init__()
         self.model, self.stage = model, stage
-        # told by the trainer: optimizer steps done, and epochs as the stage plans them (`max_steps` may squeeze them)
+        # set by the trainer: optimizer steps done, and the planned epochs of the stage (`max_steps` may shorten them)
         self.step, self.epoch = 0, 0.0
         for parameter in model.encoder.parameters():
             parameter.requires_grad_(stage.trains_backbone)
@@ -37,7 +37,7 @@ class Learner(nn.Module):
     def train(self, mode: bool = True) -> Learner:
         super().train(mode)
         if not self.stage.trains_backbone:
-            self.model.encoder.eval()  # frozen means frozen: no dropout either
+            self.model.encoder.eval()  # a frozen backbone has no dropout either
         return self
 
     @property
@@ -101,7 +101,7 @@ class Learner(nn.Module):
         return Pass(stage.layers, logits, torch.stack(read), targets, self.step)
 
     def read(self, inputs: Inputs, targets: Targets) -> Pass:
-        """A full pass, nothing decided, and what the exits of this stage make of it."""
+        """A full pass without decisions, with the answers of the exits of this stage."""
         exits, stage = self.model.method.exits, self.stage
         if stage.layers and stage.beneath is not None:
             return self.read_shortened(inputs, targets)
@@ -125,7 +125,7 @@ class Learner(nn.Module):
         return decoder.logits(decoder.states(given)[-1])
 
     def answers(self, read: list[Tensor], last: Tensor, targets: Targets) -> Pass:
-        """What the exits say to `read` ([B, d] each) and the final head to `last` ([B, d]; all tokens: [B, T, d])."""
+        """Logits of the exits for `read` ([B, d] each) and of the head for `last` ([B, d]; all tokens: [B, T, d])."""
         backbone, exits, stage = self.model.backbone, self.model.method.exits, self.stage
         with torch.set_grad_enabled(torch.is_grad_enabled() and stage.trains_backbone):
             final = [backbone.head(last)] if stage.final else []

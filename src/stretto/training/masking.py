@@ -1,6 +1,6 @@
-"""Texts with some of their words hidden, to learn a language from: whole words, other ones in every epoch.
+"""Masked texts for language modelling: whole words, different ones in every epoch.
 
-What is hidden is a function of (seed, epoch, example) alone, so that a resumed run sees what it would have seen.
+The mask depends on (seed, epoch, example) alone, so that a resumed run sees the same masks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from stretto.data.tokenise import CHUNK, IGNORED
 from stretto.errors import StrettoError
 
-#: Part of the tokens to be told; of their words this part is masked, and this part replaced by random tokens.
+#: Fraction of the tokens to predict; of their words, the fraction masked and the fraction replaced by random tokens.
 HIDDEN, MASKED, RANDOM = 0.15, 0.8, 0.1
 
-#: A word can be told from its context only if there is one.
+#: A word can be predicted only if there is a context.
 FEWEST_WORDS = 2
 
 
@@ -49,7 +49,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Window:
-    """A text, or as much of a long one as goes into the model at once."""
+    """A text, or a part of a long text that fits the model."""
 
     ids: np.ndarray
     """[T] tokens, special ones included."""
@@ -58,7 +58,7 @@ class Window:
 
 
 def cut(tokenizer: Any, texts: Sequence[str], max_length: int) -> Iterator[Window]:
-    """The windows of all texts, one behind another; those with too few words to learn from are left out."""
+    """The windows of all texts, in order; those with too few words are left out."""
     for start in range(0, len(texts), CHUNK):
         batch = tokenizer(
             list(texts[start : start + CHUNK]), truncation=True, max_length=max_length, return_overflowing_tokens=True
@@ -70,10 +70,10 @@ def cut(tokenizer: Any, texts: Sequence[str], max_length: int) -> Iterator[Windo
 
 
 def hide(window: Window, vocabulary: Vocabulary, dice: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens with some hidden, labels): both [T]; labels are the tokens to be told, IGNORED elsewhere.
+    """(tokens with some hidden, labels): both [T]; labels are the tokens to predict, IGNORED elsewhere.
 
-    Words are taken in random order until 15 % of the tokens (at least one word) are to be told; a word that would go
-    beyond that is passed over. Of a word, all tokens are masked (80 %), all are replaced (10 %), or all stay (10 %)."""
+    Words are taken in random order until 15 % of the tokens (at least one word) are chosen; a word that would
+    exceed that is skipped. Of a word, all tokens are masked (80 %), all are replaced (10 %), or all stay (10 %)."""
     ids, labels = window.ids.copy(), np.full_like(window.ids, IGNORED)
     left = max(1, round(HIDDEN * int((window.words >= 0).sum())))
     for word in dice.permutation(np.unique(window.words[window.words >= 0])):
@@ -103,14 +103,14 @@ class HiddenWords(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.windows)
 
     def __getitem__(self, key: tuple[int, int] | int) -> dict[str, Any]:
-        epoch, index = key if isinstance(key, tuple) else (0, key)  # held-out texts are masked once and for all
+        epoch, index = key if isinstance(key, tuple) else (0, key)  # the masks of held-out texts never change
         dice = np.random.default_rng((self.seed, epoch, index))
         ids, labels = hide(self.windows[index], self.vocabulary, dice)
         return {"input_ids": ids.tolist(), "attention_mask": [1] * len(ids), "labels": labels.tolist()}
 
 
 class Order(torch.utils.data.Sampler[tuple[int, int]]):
-    """Every window once per epoch, those of like length together, as (epoch, index)."""
+    """Every window once per epoch, with similar lengths together, as (epoch, index)."""
 
     def __init__(self, windows: Sequence[Window], batch_size: int, seed: int, epoch: Callable[[], int]) -> None:
         self.lengths = [len(window.ids) for window in windows]

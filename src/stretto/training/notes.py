@@ -1,4 +1,4 @@
-"""What a method wants to know of each training token before a stage, computed once and kept on disk."""
+"""A method's notes on each training token, computed once before a stage and kept on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BEST = "best-{}.safetensors"
 def with_notes(
     model: AdaptiveModel, stage: Stage, data: EncodedDataset, folder: Path, progress: bool
 ) -> EncodedDataset:
-    """The training examples with the method's notes on their tokens; read back if an earlier run wrote them."""
+    """The training examples with the method's notes on their tokens; loaded if an earlier run wrote them."""
     path = folder / "notes.safetensors"
     if stage.prepare is None:
         return data
@@ -70,7 +70,7 @@ def mean_note(found: Sequence[list[Tensor] | Tensor]) -> list[Tensor] | Tensor:
 
 @dataclass(frozen=True)
 class LabelledBatches:
-    """The examples in order, with their labels; may be gone through several times."""
+    """The examples in order, with their labels; can be iterated several times."""
 
     data: EncodedDataset
     pad_token_id: int

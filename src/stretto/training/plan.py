@@ -1,4 +1,4 @@
-"""What is to be trained on what, and how: written down, so that a resumed run can be told from another one."""
+"""The plan of a training: model, data and settings, stored so that a resumed run can be compared with it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FEWEST_STEPS = 100
 def enough_epochs(config: Any, named: Container[str], examples: int, arguments: dict[str, Any]) -> Any:
     """A method's Config whose stages learn for `FEWEST_STEPS` steps at least: a few hundred examples need more epochs.
 
-    Epochs that the caller `named`, and those of stages that are off (0), stay; so do all if he named `max_steps`."""
+    Epochs that the caller `named`, and those of stages that are off (0), stay; so do all if `max_steps` is named."""
     if arguments.get("max_steps", -1) > 0:
         return config
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -59,13 +59,13 @@ def enough_epochs(config: Any, named: Container[str], examples: int, arguments: 
 
 
 def with_defaults(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What the caller named, and our defaults. Without dev scores there is no best checkpoint to go back to."""
+    """The caller's arguments and our defaults. Without dev scores there is no best checkpoint to load."""
     unscored = {"load_best_model_at_end": False} if arguments.get("eval_strategy") == "no" else {}
     return {**DEFAULTS, **unscored, **arguments}
 
 
 class Plan:
-    """What is to be trained on what, and how: written down, so that a resumed run can be told from another one."""
+    """The plan of a training: model, data and settings, stored so that a resumed run can be compared with it."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Plan:
         }
 
     def provenance(self) -> dict[str, Any]:
-        """What the model card says of the training."""
+        """The model card's lines about the training."""
         return {
             "stages": " → ".join(f"{stage.name} ({stage.epochs:g} epochs)" for stage in self.stages) or "none",
             "training examples": self.sizes["train"],

@@ -54,7 +54,7 @@ from stretto.training.run import LOGS, last_checkpoint, logs_in
 #: Guessing blindly among a million tokens has a loss of 14.
 MOST_LOSS = 100.0
 
-#: Written last into the folder of a finished pretraining: what it was and how well it went.
+#: Written last into the folder of a finished pretraining: its settings and its perplexity.
 SUMMARY = "pretraining.json"
 
 #: What we set differently from `TrainingArguments`; anything the caller names wins.
@@ -79,16 +79,16 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Summary:
-    """What came out of a pretraining."""
+    """The result of a pretraining."""
 
     perplexity: float
-    """exp of the mean loss of the hidden tokens of the held-out texts."""
+    """exp of the mean loss of the masked tokens of the held-out texts."""
     loss: float
     texts: int
     held_out_texts: int
     windows: int
     tokens: int
-    """Of the texts learned from, special tokens included."""
+    """Of the training texts, special tokens included."""
     steps: int
     epochs: float
     parameters: int
@@ -107,10 +107,10 @@ def pretrain(
     progress: bool = True,
     **arguments: Any,
 ) -> Summary:
-    """Teach `model` to tell hidden words of `train_data`, measure it on `held_out`, save both to `output`.
+    """Train `model` to predict masked words of `train_data`, measure it on `held_out`, save it to `output`.
 
-    Long texts are cut into windows of the model's maximum length. `gates` (see `make_gates`) learn with it and are
-    saved beside it. `arguments` are `TrainingArguments` by their Hugging Face names."""
+    Long texts are split into windows of the model's maximum length. `gates` (see `make_gates`) are trained and saved
+    with it. `arguments` are `TrainingArguments` by their Hugging Face names."""
     check_names(arguments)
     output = Path(output)  # "out/" and "out" are one
     with locked(output, main=is_main_process()):
@@ -189,8 +189,8 @@ def make_gates(config: AlbertaConfig, **settings: Any) -> Method:
     """The method `alberta` as published: the first group always runs, the gates of the others start evenly spaced, and
     nothing but the loss moves them.
 
-    `settings` are those of the method. They are saved as what fine-tuning does unless told otherwise: with gates from
-    the beginning, and faster than large encoders may learn."""
+    `settings` are those of the method. They are saved as the defaults of fine-tuning: gates from the beginning, and
+    a higher learning rate than for large encoders."""
     n_layers = config.num_hidden_layers
     first_group = sum(config.group_of(layer) == 0 for layer in range(n_layers))
     static_layers = settings.get("static_layers") or (first_group if config.num_hidden_groups > 1 else 0)
@@ -230,8 +230,8 @@ def windows_of(data: Dataset, tokenizer: Any, max_length: int, part: str) -> lis
 
 
 class Learner(nn.Module):
-    """What `transformers.Trainer` calls its model. Scores are computed for the hidden tokens alone: of a small model
-    with a large vocabulary they are most of the work."""
+    """The model for `transformers.Trainer`. Logits are computed for masked tokens only: in a small model with a large
+    vocabulary they are most of the work."""
 
     def __init__(self, model: AlbertaForMaskedLM, gates: Method | None = None) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class Learner(nn.Module):
 
 
 class Headless(Alberta):
-    """The encoder alone: every token is answered with its own state."""
+    """The encoder alone, which returns the state of every token."""
 
     def __init__(self, model: AlbertaForMaskedLM) -> None:
         super().__init__(model)
@@ -295,7 +295,7 @@ def perplexity(prediction: EvalPrediction) -> dict[str, float]:
     loss = total / count
     if not loss < MOST_LOSS:
         raise StrettoError(
-            f"Expected hidden words to be told with a loss of at most {MOST_LOSS:g}, got {loss:g}: training has "
+            f"Expected a loss on masked words of at most {MOST_LOSS:g}, got {loss:g}: training has "
             "diverged. Lower --learning-rate, or raise --warmup-steps."
         )
     return {"perplexity": math.exp(loss)}
@@ -304,7 +304,7 @@ def perplexity(prediction: EvalPrediction) -> dict[str, float]:
 def save(
     model: AlbertaForMaskedLM, tokenizer: Any, gates: Method | None, summary: Summary, path: Path, plan: str
 ) -> None:
-    """A Hugging Face folder with its summary, and the gates to fine-tune from; all of it appears, or nothing."""
+    """Write a Hugging Face folder with its summary, and the gates for fine-tuning, in one step."""
     with replacing_folder(path) as temporary:
         tokenizer.model_max_length = model.config.max_position_embeddings
         with quiet_transformers():
@@ -319,7 +319,7 @@ def save(
 
 
 def pretraining_card(model: Any, summary: Summary) -> str:
-    """The card of a folder with no task yet."""
+    """The model card of a folder without a task."""
     config = model.config
     return f"""---
 library_name: stretto
@@ -332,7 +332,7 @@ tags: [stretto, {config.model_type}, fill-mask]
 {summary.parameters:,} parameters, {summary.vocabulary:,} tokens in its vocabulary.
 
 Masked language model of {summary.texts:,} texts ({summary.tokens:,} tokens), {summary.epochs:g} epochs, \
-{summary.steps:,} steps, seed {summary.seed}. Perplexity of hidden words in {summary.held_out_texts:,} held-out texts: \
+{summary.steps:,} steps, seed {summary.seed}. Perplexity of masked words in {summary.held_out_texts:,} held-out texts: \
 {summary.perplexity:.2f}.
 
 ```python

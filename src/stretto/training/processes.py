@@ -1,4 +1,4 @@
-"""The processes of a torchrun. Light: the command line asks before torch is loaded."""
+"""The processes of torchrun. Light: the command line uses it before torch is loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def is_main_process() -> bool:
-    """Whether this process does the talking and the writing (torchrun numbers its processes)."""
+    """Whether this process prints and writes (torchrun numbers its processes)."""
     return os.environ.get("RANK", "0") == "0"
 
 

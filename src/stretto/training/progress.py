@@ -20,9 +20,9 @@ class StageProgress(ProgressCallback):
 
 
 def log_line(logs: dict[str, Any]) -> str:
-    """Losses and scores; the summary at the end, rates and timings are left to the bar."""
+    """Losses and scores; the final summary, rates and timings are left out."""
     names = {
         "loss": "loss", "eval_loss": "dev loss", "eval_score": "dev score", "eval_perplexity": "dev perplexity",
     }  # fmt: skip
-    told = [f"{names[name]} {float(logs[name]):.4f}" for name in names if name in logs]
-    return f"  epoch {float(logs.get('epoch', 0)):.3g}: {', '.join(told)}" if told else ""
+    parts = [f"{names[name]} {float(logs[name]):.4f}" for name in names if name in logs]
+    return f"  epoch {float(logs.get('epoch', 0)):.3g}: {', '.join(parts)}" if parts else ""

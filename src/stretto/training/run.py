@@ -60,11 +60,10 @@ def train(
 ) -> AdaptiveModel:
     """Train `model` through its method's stages, measure its operating points on `dev_data`, save it to `output`.
 
-    `skip` names the stage or stages to leave out: 'backbone' if the encoder has already learned the task. From texts
-    that are `unlabelled`, all stages that follow the fine-tuning learn what the full model answers to them.
-    `attention_dropout` takes the place of the encoder's own while it is trained; on a CPU a part of every step on long
-    texts goes there, and 0 saves it. `arguments` are `TrainingArguments` by their Hugging Face names and hold for every
-    stage."""
+    `skip` names the stage or stages to leave out: 'backbone' if the encoder has already learned the task. On
+    `unlabelled` texts, all stages after the fine-tuning learn the answers of the full model. `attention_dropout`
+    replaces the encoder's own in training; on a CPU, 0 makes steps on long texts faster. `arguments` are
+    `TrainingArguments` by their Hugging Face names, for every stage."""
     skipped = [skip] if isinstance(skip, str) else skip
     with locked(output, main=is_main_process()), dropout_in_attention(model.backbone, attention_dropout):
         return train_stages(model, train_data, dev_data, unlabelled, Path(output), skipped, progress, arguments)
@@ -149,7 +148,7 @@ def logs_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def dropout_in_attention(backbone: Backbone, probability: float | None) -> Iterator[None]:
-    """Inside, attention weights are dropped with this probability (None: as they were)."""
+    """Set the dropout of attention weights inside (None: unchanged)."""
     if probability is not None and not 0 <= probability < 1:
         raise StrettoError(f"Expected an attention_dropout from 0 to below 1, got {probability}. Try 0 or 0.1.")
     modules = [spec.attention.dropout for spec in backbone.specs]
@@ -178,7 +177,7 @@ def unfused_where_dropped(backbone: Backbone) -> Iterator[None]:
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The last one that is whole: a kill may have cut one short, and what `Trainer` writes last is its state."""
+    """The last complete checkpoint: a kill may leave an incomplete one. `Trainer` writes its state last."""
     whole = [state.parent for state in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")]
     return str(max(whole, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]))) if whole else None
 

@@ -1,4 +1,4 @@
-"""One stage of training: `transformers.Trainer`, and what it does not know of methods."""
+"""One stage of training: `transformers.Trainer`, extended for methods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FASTEST = 0.02
 
 
 class StageTrainer(Trainer):
-    """`Trainer` with the method's own learning rates, the step told to the learner, and dev scores of the real thing.
+    """`Trainer` with the method's own learning rates, the step passed to the learner, and dev scores of real decisions.
 
     A stage that reads exits is scored by `Trainer` itself, on all answers it reads; any other one by a sweep on the
     packed engine, at the dials the stage names."""

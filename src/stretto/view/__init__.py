@@ -1,1 +1,1 @@
-"""What people look at: tables and plots."""
+"""Output for people: tables, plots and explanations."""

@@ -1,4 +1,4 @@
-"""All there is to say of a method, taken from its docstring, its dial and its Config."""
+"""The description of a method, from its docstring, its dial and its Config."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 
 def describe(method: Any) -> dict[str, Any]:
-    """All there is to say of a method, from its docstring, its dial and its Config."""
+    """The description of a method, as JSON."""
     from stretto.methods.base import tasks_of
 
     doc = inspect.cleandoc(sys.modules[method.__module__].__doc__ or "")
-    dial = getattr(method, "dial", None)  # some methods' dial depends on the model, and is only told in words
+    dial = getattr(method, "dial", None)  # the dial of some methods depends on the model and is only described in words
     words = " ".join(doc.partition("\nDial: ")[2].split())
     return {
         "name": method.name,
@@ -51,7 +51,7 @@ def settings_of(config: Any) -> list[dict[str, Any]]:
 
 
 def field_docs(config: Any) -> dict[str, str]:
-    """The strings under the fields of a dataclass and its bases; a subclass's word counts."""
+    """The strings under the fields of a dataclass and its bases; those of a subclass win."""
     from stretto.methods.combine import setting
 
     found: dict[str, str] = {}

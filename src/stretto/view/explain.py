@@ -1,8 +1,8 @@
-"""Which token lives to which layer: one text, run by the model's own method, and watched.
+"""Up to which layer each token is used: one text, run with the model's own method and recorded.
 
-A `Watcher` stands in for the method on the packed engine. It hands every decision through and notes what became of
-each token, by what score it was ranked (`Decision.score`), what depth it was given (`Decision.depth`), and what the
-exits said that the method asked. Nothing is computed for it: answer and cost are those of `AdaptiveModel.predict`.
+A `Watcher` replaces the method on the packed engine. It passes every decision through and records what happened to
+each token, the score it was ranked by (`Decision.score`), the depth it was given (`Decision.depth`), and the answers of
+the exits that the method asked. It computes nothing itself: answer and cost are those of `AdaptiveModel.predict`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Explanation:
     """T tokens, L layers."""
 
     tokens: list[str]
-    """What stands in the text where the token was found; special tokens by their names."""
+    """The text of the token; special tokens by their names."""
     joined: list[bool]
-    """[T] True where a token goes on with the word of the one before."""
+    """[T] True where a token continues the word of the one before."""
     lives: Tensor
     """[L + 1, T] bool: the token came out of the layer; row 0 is the embeddings."""
     frozen: Tensor
@@ -40,7 +40,7 @@ class Explanation:
     depths: list[int] | None
     """[T] the depth the method gave each token; None if it gave none."""
     exits: list[dict[str, float] | None]
-    """[L] what the exit after the layer said, if the method asked; for regression the value, under ''."""
+    """[L] the answer of the exit after the layer, if the method asked it; for regression the value, under ''."""
     prediction: Prediction
     method: str
     dial: float
@@ -50,10 +50,10 @@ class Explanation:
 
     @property
     def not_shown(self) -> str:
-        """What these tokens are not all of, if they are not."""
+        """A note if these tokens are not the whole input."""
         if self.windows > 1:
             return f"the context was read in {self.windows} windows; these are the tokens of the first"
-        return f"the text was longer than {len(self.tokens)} tokens and was cut" if self.truncated else ""
+        return f"the text was longer than {len(self.tokens)} tokens and was truncated" if self.truncated else ""
 
     @property
     def depth(self) -> int:
@@ -83,7 +83,7 @@ class Explanation:
 
 
 class Watcher(Silent):
-    """Decides as another decider does, on a batch of one sequence, and writes down what happens."""
+    """Decides as another decider, on a batch of one sequence, and records what happens."""
 
     points = frozenset({"before", "between", "after"})
 
@@ -105,7 +105,7 @@ class Watcher(Silent):
             state.providers["exit_logits"] = partial(self._overhear, state.layer, state.providers["exit_logits"])
         decision = ask(self.watched, state)
         position = state.position.cpu()
-        if self.depths is None and decision.depth is not None:  # such methods drop nothing: all tokens are there
+        if self.depths is None and decision.depth is not None:  # such methods drop nothing: all tokens are live
             self.depths = decision.depth.tolist()
         if decision.score is not None:
             self.scores[state.layer - 1, position] = decision.score.cpu().double()
@@ -124,7 +124,7 @@ class Watcher(Silent):
 
 
 def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Explanation:
-    """Answer one input and tell what became of each of its tokens; of a long context, of its first window's."""
+    """Answer one input and record what happens to each token (of a long context, to those of its first window)."""
     parts = model.task.check_input(text)
     dial = model.dial if dial is None else dial
     encoded = model.encode([parts])
@@ -132,7 +132,7 @@ def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Expl
     n_layers, n_tokens = model.backbone.n_layers, inputs.input_ids.shape[1]
     watcher = Watcher(model.method, n_layers, n_tokens)
     model.run(inputs, dial, decider=watcher)
-    told = {layer: exit_answer(model, logits, encoded) for layer, logits in watcher.exit_logits.items()}
+    answers = {layer: exit_answer(model, logits, encoded) for layer, logits in watcher.exit_logits.items()}
     names = model.tokenizer.convert_ids_to_tokens(encoded.features[0]["input_ids"])
     tokens, joined = pieces(names, parts, model.task.origins(model.tokenizer, parts, model.max_length))
     return Explanation(
@@ -142,7 +142,7 @@ def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Expl
         frozen=watcher.frozen,
         scores=watcher.scores,
         depths=watcher.depths,
-        exits=[told.get(layer) for layer in range(1, n_layers + 1)],
+        exits=[answers.get(layer) for layer in range(1, n_layers + 1)],
         prediction=model.predict(text, dial),
         method=model.method.name,
         dial=float(dial),
@@ -159,8 +159,8 @@ def exit_answer(model: AdaptiveModel, logits: Tensor, encoded: Encoded) -> dict[
 
 
 def pieces(names: list[str], texts: tuple[str, ...], found: list[Origin] | None) -> tuple[list[str], list[bool]]:
-    """Tokens for people: as they stand in the text, special ones by their `names`; and for each whether it goes on
-    with the word of the one before. Without origins WordPiece's own marks have to do."""
+    """Readable tokens: as in the text, special ones by their `names`; and whether each continues the word of the one
+    before. Without origins, WordPiece's own marks are used."""
     if found is None:
         return [name.removeprefix("##") for name in names], [name.startswith("##") for name in names]
     tokens = [
@@ -173,5 +173,5 @@ def pieces(names: list[str], texts: tuple[str, ...], found: list[Origin] | None)
 
 
 def visible(token: str) -> str:
-    """The token with what cannot be seen (control characters, marks that turn the text around) written out."""
+    """The token with invisible characters (control characters, direction marks) written out."""
     return "".join(sign if sign.isprintable() else f"\\u{ord(sign):04x}" for sign in token) or "␣"

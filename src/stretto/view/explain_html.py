@@ -1,4 +1,4 @@
-"""An explanation as one HTML page that needs nothing else: a row per layer, a column per token."""
+"""An explanation as one self-contained HTML page: a row per layer, a column per token."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KEY = """<table class="key"><tr><td class="live" style="--score: 1">high score</
 
 def explanation_page(explanation: Explanation) -> str:
     """The whole page. Scores are shown relative to the highest of their layer."""
-    title = "Which token lives to which layer"
+    title = "Up to which layer each token is used"
     layers = range(explanation.depth + 1)
     rows = _depths(explanation) + "\n".join(_row(explanation, layer) for layer in layers)
     never = len(explanation.scores) - explanation.depth
@@ -53,8 +53,8 @@ def explanation_page(explanation: Explanation) -> str:
 <div class="grid"><table>
 {rows}
 </table></div>
-<p><small>A row shows the tokens that came out of a layer; the last one is where the answer was given.{after}
-Hover over a token for its score. Without scores of the method's own, all tokens of a layer look the same.</small></p>
+<p><small>Each row shows the tokens after a layer; the last row is where the answer was given.{after}
+Hover over a token for its score. If the method has no scores, all tokens of a layer look the same.</small></p>
 {KEY}
 </body></html>
 """

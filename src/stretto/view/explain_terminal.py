@@ -21,7 +21,7 @@ FEW_SHADES = ("bright_black", "blue", "cyan", "green", "bright_green", "black on
 
 
 def show_explanation(explanation: Explanation, file: IO[str] | None = None) -> None:
-    """Print to `file` (stdout), in the form that suits it."""
+    """Print to `file` (default: stdout), in colour or plain."""
     stream = sys.stdout if file is None else file
     print(headline(explanation) + "\n", file=stream)
     if not (stream.isatty() and _show_text(explanation, stream)):
@@ -39,7 +39,7 @@ def headline(explanation: Explanation) -> str:
 
 
 def token_rows(explanation: Explanation) -> list[dict[str, Any]]:
-    """A row per token: the layers it lived through as a bar, frozen ones marked. Pieces of a word hang together."""
+    """A row per token: the layers it went through as a bar, frozen ones marked. Pieces of a word are marked with +."""
     rows = []
     lived = explanation.lives[1:].T.tolist()
     frozen = explanation.frozen.T.tolist()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from stretto.saving.points import OperatingPoint
 
-#: Okabe and Ito's colours, told apart by everyone; markers differ too, for print.
+#: The colours of Okabe and Ito, safe for colour-blind readers; markers differ too, for print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -28,8 +28,8 @@ def pareto_plot(
     metric: str = "score",
     title: str = "",
 ) -> None:
-    """Draw one curve of operating points per name; `full` is the full model, a star and a level line."""
-    from matplotlib.figure import Figure  # no pyplot: it would keep global state and look for a display
+    """Draw one curve of operating points per name; `full` is the full model, a star and a horizontal line."""
+    from matplotlib.figure import Figure  # no pyplot: it keeps global state and looks for a display
 
     path = check_plot_path(path)
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
@@ -102,13 +102,13 @@ def depth_histograms(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """The file takes its name when it is whole."""
+    """Write the file in one step."""
     with replacing_file(path) as unfinished:
         figure.savefig(unfinished, dpi=160, format=path.suffix[1:].lower())
 
 
 def check_plot_path(path: str | Path) -> Path:
-    """Refuse an ending that cannot be drawn, before anything is computed."""
+    """Refuse an unknown ending before anything is computed."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise StrettoError(f"Expected a plot name ending in {', '.join(SUFFIXES)}, got '{path}'. Rename it.")

@@ -1,6 +1,6 @@
-"""Agreement with human rationales: do the tokens a model looks at, or keeps, bear the answer for people too?
+"""Agreement with human rationales: are the tokens that a model uses those that people marked?
 
-Per layer, for the words of a text that people marked as the reason of its label:
+Per layer, for the words that people marked as the reason for the label:
 
     average precision     of the words' scores against the marks, averaged over texts (mAP)
     false-positive rate   of the selected words: the part of the unmarked words that is selected
@@ -11,15 +11,15 @@ token is selected if its score is at least 1/n (the uniform level), a word if on
 Modarressi, Mohebbi, Pilehvar: *AdapLeR*, ACL 2022, section 5 and Figure 5. Sources of scores:
 
     contribution   what a method that drops before layers ranks tokens by, in its own run
-    kept           no scores: the words that a method which drops or freezes tokens still renews in each layer
+    kept           no scores: the words that a method which drops or freezes tokens still updates in each layer
     saliency       gradient × input of the right answer, at what each layer reads   -> `stretto.methods.saliency`
     attention      attention received in the layer, all heads and tokens together  -> `attention_received`
-    rollout        [CLS]'s row of the layers' attention multiplied up               -> `attention_rollout`
+    rollout        [CLS]'s row of the product of the layers' attention              -> `attention_rollout`
 
 The last three are of the full model. Rollout: Abnar, Zuidema: *Quantifying Attention Flow in Transformers*, ACL 2020.
 
 Differs from the paper: *kept* is our addition (the paper selects by 1/n only). A token that was dropped scores 0. Words
-cut off by the length limit are not counted; texts without marked or without unmarked words are left out.
+beyond the length limit are not counted; texts without marked or without unmarked words are left out.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Agreement:
     """Texts without marked or without unmarked words."""
     words: int
     unscored: int
-    """Words without tokens: cut off by the length limit."""
+    """Words without tokens: beyond the length limit."""
     marked: float
     """Part that is marked of the words scored in texts not left out: the average precision of chance."""
 
@@ -108,7 +108,7 @@ def load_rationales(source: str, model: AdaptiveModel, split: str | None = None)
         records = [Record((" ".join(words),), label, where) for where, words, _, label in examples]
         labels, _ = model.task.form.labels.numbered(records, model.task.label_names)
     else:
-        labels = [0.0] * len(examples)  # there is one logit only
+        labels = [0.0] * len(examples)  # regression has one logit only
     return [
         Rationale(words, marks, number, where)
         for (where, words, marks, _), number in zip(examples, labels, strict=True)
@@ -179,7 +179,7 @@ def selected(scores: Array) -> Array:
 def place_tokens(words: Sequence[str], found: Sequence[Origin]) -> Array:
     """[T] the word each token is part of, in the text of the words joined by spaces; -1 for special tokens."""
     starts = list(accumulate((len(word) + 1 for word in words), initial=0))[:-1]
-    # by a token's last character: some tokenizers count the space before a word to it
+    # by a token's last character: some tokenizers include the space before a word
     return np.array([-1 if place.side is None else bisect_right(starts, place.end - 1) - 1 for place in found])
 
 
@@ -216,7 +216,7 @@ def agreement(
         found = origins(model.tokenizer, text, model.max_length)
         if found is None:
             raise StrettoError(
-                "Expected a tokenizer that tells where its tokens come from, got one written in Python. "
+                "Expected a fast tokenizer, which knows where its tokens come from, got one written in Python. "
                 "Save the model with its fast tokenizer (tokenizer.json)."
             )
         word_of = place_tokens(example.words, found)

@@ -1,4 +1,4 @@
-"""A page with tables and a plot, as Markdown and as one HTML file that needs no other."""
+"""A page with tables and a plot, as Markdown and as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Report:
     title: str
     lead: str
     tables: Mapping[str, tuple[Rows, Formats]]
-    """By heading; the first one stands above the plot."""
+    """By heading; the first one is above the plot."""
     plot: Path
-    """A PNG beside the report; the HTML holds a copy."""
+    """A PNG next to the report; the HTML contains a copy."""
     notes: str
     commands: Sequence[str]
 

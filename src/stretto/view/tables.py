@@ -1,6 +1,6 @@
 """Tables: drawn with rich on a terminal, aligned plain text in a pipe or a file, Markdown and HTML in a report.
 
-A table is a list of rows, each a mapping from heading to value; the first row settles the columns and their order.
+A table is a list of rows, each a mapping from heading to value; the first row decides the columns and their order.
 `formats` gives a heading its format specification (".3f"); a value that is None leaves its cell empty.
 """
 
@@ -17,7 +17,7 @@ Formats = Mapping[str, str]
 
 
 def show_table(rows: Rows, formats: Formats | None = None, *, title: str = "", file: IO[str] | None = None) -> None:
-    """Print a table to `file` (stdout), in the form that suits it."""
+    """Print a table to `file` (default: stdout), in colour or plain."""
     stream = sys.stdout if file is None else file
     if stream.isatty():
         _show_rich(rows, formats or {}, title, stream)
