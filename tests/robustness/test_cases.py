@@ -270,10 +270,10 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("stretto.safetensors", text(b"\xff" * 64), "Expected stretto.safetensors to hold the weights of deebert"),
     ("stretto.safetensors", lacking, "Expected stretto.safetensors to fit deebert, got none for exits."),
     ("stretto.safetensors", reshaped, "of shape (3, 5) in place of ("),
-    ("tokenizer.json", text("{"), "Expected a tokenizer in"),
-    ("tokenizer.json", text(b"\xff"), "Expected a tokenizer in"),
+    ("tokenizer.json", text("{"), "Expected a readable tokenizer in"),
+    ("tokenizer.json", text(b"\xff"), "Expected a readable tokenizer in"),
     ("tokenizer.json", Path.unlink, "got none of tokenizer.json"),
-    ("tokenizer_config.json", text("["), "Expected a tokenizer in"),
+    ("tokenizer_config.json", text("["), "Expected a readable tokenizer in"),
 ]  # fmt: skip
 
 
