@@ -67,7 +67,7 @@ class Inputs:
         if bool((stretches > 1).any()):
             raise StrettoError(
                 "Expected padding at the ends of sequences, got an attention_mask with a hole. "
-                "Leave out the tokens that nobody is to see."
+                "Remove the tokens that must not be seen."
             )
 
     def to(self, device: torch.device) -> Inputs:
@@ -84,13 +84,13 @@ class Inputs:
 
     @property
     def positions(self) -> Tensor:
-        """[batch, columns]: index of each token among the valid ones of its sequence, whatever the padding side."""
+        """[batch, columns]: index of each token among the valid ones of its sequence, for either padding side."""
         return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a decider wants done now, and by what it was led; None says nothing."""
+    """What a decider wants done now, and the scores behind it; None means nothing."""
 
     drop: Tensor | None = None
     """[N] bool: rows that leave."""
@@ -135,8 +135,8 @@ class Decision:
 
 @dataclass
 class Notes:
-    """What one decider keeps of the live sequences and rows from layer to layer. An entry may be missing in some
-    states (a decider may look at some sequences only, by their dial, say): such states are never joined."""
+    """What one decider notes about the live sequences and rows from layer to layer. An entry may be missing in some
+    states (a decider may handle some sequences only, for example by their dial): such states are never joined."""
 
     sequences: dict[str, Tensor] = field(default_factory=dict)
     """[B, …] each; they follow the sequences that stay."""
@@ -192,7 +192,7 @@ class State:
     gate: Tensor | None = None
     """[B] the factor on this layer's residual branches, if one was said before it."""
     any_frozen: bool = False
-    """Whether some row may be frozen: most deciders never freeze, and then nobody need look."""
+    """Whether some row may be frozen: most deciders never freeze, and then no check is needed."""
     input_notes: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
     """`Inputs.notes` of the live rows, [N, …] each; all deciders read them, none writes."""
     notes: dict[Hashable, Notes] = field(default_factory=dict)
@@ -222,12 +222,12 @@ class State:
         return self.rows[self.starts]
 
     def notes_of(self, decider: Hashable) -> Notes:
-        """What this decider has noted about the sequences and rows at hand; it may add to it."""
+        """The notes of this decider about the live sequences and rows; it may add to them."""
         return self.notes.setdefault(decider, Notes())
 
     @property
     def note_names(self) -> frozenset[tuple[object, ...]]:
-        """Which notes there are, and whose: only states with the same ones can be joined."""
+        """The names of all notes and their deciders: only states with the same ones can be joined."""
         own = [
             (decider, kind, name)
             for decider, notes in self.notes.items()
@@ -296,7 +296,7 @@ class State:
         return index
 
     def sort_by_length(self) -> Tensor:
-        """Let sequences stand in order of length; return the indices of their rows in that order."""
+        """Sort sequences by length; return the indices of their rows in that order."""
         order = self.lengths.argsort(stable=True)
         starts = self.starts[order]
         self._take_sequences(order)

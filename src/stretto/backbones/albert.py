@@ -16,7 +16,7 @@ class Albert(Backbone):
     model_types: ClassVar[tuple[str, ...]] = ("albert",)
 
     def list_layers(self) -> list[Any]:
-        """The same module stands in the list as often as it runs."""
+        """The same module is in the list as often as it runs."""
         config, groups = self.config, self.encoder.encoder.albert_layer_groups
         per_group = config.num_hidden_layers / config.num_hidden_groups
         group_of = [int(i / per_group) for i in range(config.num_hidden_layers)]

@@ -15,7 +15,7 @@ class Alberta(Backbone):
     model_types: ClassVar[tuple[str, ...]] = ("alberta",)
 
     def list_layers(self) -> list[Any]:
-        """The same module stands in the list as often as it runs."""
+        """The same module is in the list as often as it runs."""
         return self.encoder.layers
 
     def layer_spec(self, block: Any) -> LayerSpec:

@@ -14,7 +14,7 @@ class AlbertaConfig(PreTrainedConfig):
 
     num_hidden_groups        layers of one group share all parameters
     embedding_size           tokens are embedded this narrow, then widened to hidden_size
-    max_relative_distance    distances beyond this count as this
+    max_relative_distance    larger distances count as this one
     use_absolute             position embeddings are added to the tokens' (False: the ablation "w/o AbsPos")
     use_relative             relative terms are added to attention scores (False: the ablation "w/o RelPos")
     """

@@ -5,7 +5,7 @@ Li, Li, Wang: *From Static to Dynamic: A Deeper, Faster, and Adaptive Language M
     H̃ = H + Attn(LN(H)), H' = H̃ + FFN(LN(H̃))                     -> `AlbertaLayer.forward`
     AS_ij = (q_i·k_j + q_i·E_r + k_j·E_r) / √d_head, r = j - i     -> `relative_scores`, and SDPA for q_i·k_j
 
-r is cut off at ±max_relative_distance. Tokens are embedded narrow and widened once, as in ALBERT. The residual stream
+r is clipped at ±max_relative_distance. Tokens are embedded narrow and widened once, as in ALBERT. The residual stream
 is normalised once more behind the last layer (`final_norm`), before any head.
 
 The gates p_i on the two branches and the structure predictor that sets them are those of the method `alberta`, which
@@ -36,7 +36,7 @@ from stretto.backbones.alberta_config import AlbertaConfig
 
 
 def token_positions(attention_mask: Tensor) -> Tensor:
-    """[B, T] -> [B, T]: the place of each token in its sequence, whatever the padding side."""
+    """[B, T] -> [B, T]: the position of each token in its sequence, for either padding side."""
     return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
@@ -140,7 +140,7 @@ class AlbertaModel(AlbertaPreTrainedModel):
 
     @property
     def layers(self) -> list[AlbertaLayer]:
-        """The layers in the order they run; one stands in the list as often as its group has layers."""
+        """The layers in the order they run; a layer is in the list as often as its group has layers."""
         return [self.groups[self.config.group_of(layer)] for layer in range(self.config.num_hidden_layers)]  # type: ignore[misc]
 
     def distances_of(self, positions: Tensor) -> Tensor | None:
@@ -206,7 +206,7 @@ class AlbertaForMaskedLM(AlbertaPreTrainedModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **inputs: Any
     ) -> MaskedLMOutput:
-        """`labels` [B, T] hold the token to be told, -100 where none is."""
+        """`labels` [B, T] are the tokens to predict, -100 elsewhere."""
         encoded = self.alberta(input_ids, attention_mask, **inputs)
         logits = self.lm_head(encoded.last_hidden_state)
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)

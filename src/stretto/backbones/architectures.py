@@ -1,4 +1,4 @@
-"""Makes the Auto classes of transformers know the architectures of our own.
+"""Registers stretto's own architectures with the Auto classes of transformers.
 
 Everything in stretto that loads a model calls `register_architectures` first. To load such a model with plain
 transformers, call it once yourself.

@@ -50,7 +50,7 @@ class Backbone(ABC):
 
     def attend(self, layer: int, hidden: Tensor, bias: Tensor, positions: Tensor) -> Tensor:
         """Attention block of layer `layer` (from 0) with residual and norm, for the reference engine: [B, T, d] ->
-        [B, T, d]. Give it Hugging Face's own module where there is one to call; this is what the spec says.
+        [B, T, d]. Override it to call Hugging Face's own module if there is one; the default follows the spec.
 
         The bias ([B, 1 or heads, 1 or T, T]) holds all that depends on positions alone: window and bias table.
         `positions` ([B, T], in the input) are for rotary positions and relative terms."""
@@ -71,7 +71,7 @@ class Backbone(ABC):
 
     @cached_property
     def head(self) -> Head:
-        """What answers: the head with which Hugging Face built the model for its task."""
+        """The head with which Hugging Face built the model for its task."""
         return self.make_head()
 
     def make_head(self) -> Head:
@@ -92,7 +92,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def classify(self, pooled: Tensor) -> Tensor:
-        """What the head for sequences makes of the state that it reads: [B, d] -> [B, C]."""
+        """The logits of the head for sequences, from the state that it reads: [B, d] -> [B, C]."""
 
     def pooler(self) -> nn.Linear | None:
         """A pretrained Linear(d, d) that pools position 0, to initialise exits from; None where there is none."""

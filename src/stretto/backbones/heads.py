@@ -26,7 +26,7 @@ def first_rows(rows: Tensor, state: State) -> Tensor:
 
 
 def first_tokens(hidden: Tensor, attention_mask: Tensor) -> Tensor:
-    """[B, T, d], [B, T] -> [B, d]: the state of position 0, whatever the padding side."""
+    """[B, T, d], [B, T] -> [B, d]: the state of position 0, for either padding side."""
     everyone = torch.arange(
         hidden.shape[0], device=hidden.device
     )  # not len(): the ONNX export would fix the batch size
@@ -172,6 +172,7 @@ def checked(head: Head, model: Any) -> Head:
     if unknown:
         raise StrettoError(
             f"Expected a {type(model).__name__} whose answers come from its encoder and a head that is known here, got "
-            f"one that also has {', '.join(unknown)}. Its answers would be wrong: teach its backbone class about it."
+            f"one that also has {', '.join(unknown)}. Its answers would be wrong. Define `head_modules` "
+            "and `classify` in its backbone class."
         )
     return head

@@ -1,4 +1,4 @@
-"""What attention does with positions. They are those in the input, whatever was dropped between.
+"""What attention does with positions. They are those in the input, also after tokens were dropped.
 
 Shapes: b sequences, q_position [b, n_query], k_position [b, n_key]; ascending within a sequence.
 """

@@ -1,7 +1,7 @@
 """Attention over packed rows: each sequence sees its own rows only.
 
-`groups` says which sequences are computed in one call. Short ones are plain batched matrix products: the fused kernel
-of `scaled_dot_product_attention` pays per head for what it saves in memory.
+`groups` chooses the sequences that are computed in one call. Short ones are plain batched matrix products: the fused
+kernel of `scaled_dot_product_attention` has a fixed cost per head, which is too high for them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class PackedAttention:
 
     @cached_property
     def probabilities(self) -> list[tuple[Group, Tensor]]:
-        """Per group [count, heads, n_query, n_key], for methods that need to see where attention goes."""
+        """Per group [count, heads, n_query, n_key], for methods that read the attention received."""
         found = []
         for group in self.grouped(all_fed=False):
             q, k = self._by_head(self.q, group.queries), self._by_head(self.k, group.keys)
@@ -105,7 +105,7 @@ class PackedAttention:
 
     def _sums(self) -> Iterator[tuple[Group, Tensor]]:
         """Per group [count, heads, n_query, head_size]."""
-        if "probabilities" in self.__dict__:  # somebody has asked where attention goes
+        if "probabilities" in self.__dict__:  # a decider has read the attention received
             for group, p in self.probabilities:
                 yield group, p @ self._by_head(self.v, group.keys)
             return
@@ -136,7 +136,7 @@ class PackedAttention:
 
     @cached_property
     def _window(self) -> int | None:
-        """None: nobody is so far from anybody that something is hidden."""
+        """None: no distance is long enough for the window to hide anything."""
         window = self.spec.window
         return None if window is None or int(self.k_position.max()) <= window else window
 

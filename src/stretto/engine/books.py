@@ -1,6 +1,6 @@
-"""What is kept of each sequence, and of each row, until it has been handed out.
+"""What is stored of each sequence and each row until its answer is returned.
 
-Sequences and rows are numbered as they come in, for ever; the tables are not longer than what is under way.
+Sequences and rows are numbered as they enter. Numbers are never reused; the tables only hold live ones.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from stretto.state import Trace
 
 
 class Ring:
-    """A table whose rows are numbered. Number n stands in row n modulo the length, so that old rows make room."""
+    """A table whose rows are numbered. Number n is in row n modulo the length, so that old rows are overwritten."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.table = torch.zeros(0, width, dtype=dtype, device=device)
         self.first = 0
         """The lowest number in use."""
         self.end = 0
-        """The next number to be given away."""
+        """The next free number."""
 
     def reserve(self, count: int) -> int:
         """The first of `count` new numbers, one after another; their rows are zero."""
@@ -62,12 +62,12 @@ LENGTH, MACS, FIRST_ROW, COUNTS = range(4)  # columns; the counts of all layers 
 
 
 class Books:
-    """The sequences under way: what came in, and what has been executed for each."""
+    """The live sequences: their lengths, and what has been executed for each."""
 
     def __init__(self, n_layers: int, device: torch.device) -> None:
         self.n_layers = n_layers
         self.ring = Ring(COUNTS + len(KINDS) * n_layers, torch.long, device)
-        self.pending: list[Counted] = []  # written all at once where somebody reads: small writes take time
+        self.pending: list[Counted] = []  # written all at once when they are read: many small writes are slow
 
     def enter(self, lengths: Tensor, first_rows: Tensor, macs: Tensor) -> None:
         """New sequences; [B] tokens, numbers of their first rows, multiply-adds spent so far."""

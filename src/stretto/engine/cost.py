@@ -9,9 +9,9 @@ Per sequence and layer, in multiply-adds (d hidden size, w width of all heads, f
     + w r (n_query + n_key)            relative terms, if the attention has them: r rows of each table
 
 `LayerSpec.macs` has the factors of each layer. A row that is dropped between attention and FFN has its scores computed
-but no weighted sum and no output projection, hence the split. Where nothing is dropped there, n_query = n_ffn and the
-formula is the usual one. Exits, predictors, the final head and narrow embeddings are added from the trace. FLOPs are
-twice the multiply-adds.
+but no weighted sum and no output projection, so the two are counted separately. Where nothing is dropped there,
+n_query = n_ffn and the formula is the usual one. Exits, predictors, the final head and narrow embeddings are added from
+the trace. FLOPs are twice the multiply-adds.
 
 Windows are counted as executed. Up to `SHORT` keys the packed engine computes all pairs of a query and a key, and masks
 those that a local window hides: they count. Of longer sequences it skips most of them (`stretto.engine.windows`), and
@@ -57,7 +57,7 @@ def full_flops(lengths: Tensor, backbone: Backbone) -> Tensor:
 
 @dataclass(frozen=True)
 class Cost:
-    """A trace in the units of the product."""
+    """The FLOPs of a trace."""
 
     flops: Tensor
     """[B]"""
@@ -76,7 +76,7 @@ class Cost:
         return cls(spent, full, trace.depth)
 
     def per_example(self, example_of: Tensor, count: int) -> Cost:
-        """The cost of inputs cut into several sequences: sums, and the greatest depth. `example_of` is [B]."""
+        """The cost of inputs split into several sequences: sums, and the greatest depth. `example_of` is [B]."""
         empty = torch.zeros(count, dtype=self.flops.dtype, device=self.flops.device)
         example_of = example_of.to(empty.device)
         return Cost(

@@ -1,8 +1,8 @@
-"""What the engines ask of whoever decides: a method, or something that only watches, records or follows a script.
+"""What the engines ask: a `Decider`, which is a method, or something that only watches, records or follows a script.
 
-A `Decider` says where it wants to be asked and decides there. It owns no loop and no mask. What it writes down between
-layers belongs to it alone (`State.notes_of`), so that several deciders can work on one `State`; `ask` asks one of them,
-at a dial of its own if need be.
+A `Decider` names the points where it is asked, and decides there. It owns no loop and no mask. Its notes between layers
+are its own (`State.notes_of`), so that several deciders can work on one `State`. `ask` asks one of them, optionally at
+another dial.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Exits(LayerExits, Protocol):
 
 
 class OwnHead(Protocol):
-    """A head that answers some sequences in the place of the model's own."""
+    """A head that answers some sequences instead of the model's own."""
 
     macs: int
     """Multiply-adds for one sequence."""
@@ -54,7 +54,7 @@ class OwnHead(Protocol):
 
 
 class Decider(Protocol):
-    """What an engine needs to know of whoever decides."""
+    """What an engine needs to know of a decider."""
 
     @property
     def points(self) -> frozenset[Point]:
@@ -73,7 +73,7 @@ class Decider(Protocol):
         """Whether dropped tokens get their last state back after the last layer."""
 
     def own_head(self) -> OwnHead | None:
-        """A head that answers in the place of the model's own; None if there is none."""
+        """A head that answers instead of the model's own; None if there is none."""
 
     def decide(self, state: State) -> Decision | None:
         """What to do with the live rows at this point of this layer; None means nothing."""
@@ -100,7 +100,7 @@ NOTHING = Decision()
 
 
 def ask(decider: Decider, state: State, dial: Tensor | None = None) -> Decision:
-    """What a decider says here, if it wants to be asked here. `dial` ([B]; default: the state's) is for it alone."""
+    """The decision of a decider, if this is one of its points. `dial` ([B]; default: the state's) is for it only."""
     if state.point not in decider.points or state.stack not in decider.stacks:
         return NOTHING
     before = state.dial

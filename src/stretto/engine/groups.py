@@ -1,7 +1,7 @@
-"""Which sequences of a packed batch are computed in one call, and where their rows stand.
+"""Which sequences of a packed batch are computed in one call, and where their rows are.
 
-Sequences stand one after another in the packed matrices, sorted by length. Neighbours of equal size are taken as they
-stand; neighbours that are short and nearly of a size are padded to the largest of them, within `MOST_PADDING`.
+Sequences are in the packed matrices one after another, sorted by length. Neighbours of equal size need no padding.
+Short neighbours of nearly equal size are padded to the largest of them, within `MOST_PADDING`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from stretto.backbones.spec import LayerMacs
 
 #: Keys up to which batched products are faster than the fused kernel.
 SHORT = 128
-#: Most scores of one group: a larger matrix leaves the cache, and is fresh memory at every call.
+#: Most scores of one group: a larger matrix does not fit the cache and is newly allocated at every call.
 MOST_SCORES = 2**18
-#: The most that padding may add to the products of a layer, attention not counted. What the ledger counts must be what
-#: is executed, within 1 %.
+#: The most that padding may add to the products of a layer, attention not counted, so that counted and executed FLOPs
+#: agree within 1 %.
 MOST_PADDING = 1 / 128
 
 
@@ -107,7 +107,7 @@ class Group:
 
     @cached_property
     def mask(self) -> Tensor | None:
-        """[count, 1, 1, n_key] to be added to scores: nobody sees a key that is not there. None: all are there."""
+        """[count, 1, 1, n_key] added to scores: hides keys that are padding. None: there is no padding."""
         if self.keys.is_even:
             return None
         present = self.keys.present[:, None, None, :]
@@ -141,7 +141,7 @@ def groups(
 ) -> tuple[Group, ...]:
     """All sequences that have queries. `all_fed`: every query row goes on to the FFN; if not, perhaps none does.
 
-    For inference: what is kept from call to call takes no gradients."""
+    For inference: results are cached from call to call, without gradients."""
     found, query_start, key_start = [], 0, 0
     for first, end in together(shape, n_query, n_key, n_query if all_fed else [0] * len(n_query)):
         queries = Block(query_start, n_query[first:end], device)

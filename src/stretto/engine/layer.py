@@ -15,8 +15,8 @@ from stretto.engine.parts import take
 from stretto.engine.windows import stretches
 from stretto.state import State
 
-#: The FFN's wide matrix is made for this many rows at a time: a larger one would be fresh memory at every call, and
-#: the page faults cost more than the products gain.
+#: The FFN's wide matrix is made for this many rows at a time: a larger one would be newly allocated at every call, and
+#: the page faults cost more than the larger products gain.
 CHUNK_ROWS = 512
 
 

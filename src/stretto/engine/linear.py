@@ -1,4 +1,4 @@
-"""The packed engine's matrix products: weights laid out once for the kernel that will read them."""
+"""The packed engine's matrix products: weights converted once to the layout of the kernel."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FUSED: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "tanh": torch.ta
 class Product(Protocol):
     """x [M, in] -> x Wᵀ + b [M, out], then the activation if built with one, then + residual [M, out] if given.
 
-    `add_scaled` is residual + factor (x Wᵀ + b) for a `factor` [M, 1], without activation; a factor of 1 gives the very
-    same bits as no factor."""
+    `add_scaled` is residual + factor (x Wᵀ + b) for a `factor` [M, 1], without activation; a factor of 1 gives
+    exactly the same bits as no factor."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
     def add_scaled(self, x: Tensor, residual: Tensor, factor: Tensor) -> Tensor: ...
@@ -129,8 +129,8 @@ def bias_of(linear: Affine) -> Tensor:
 
 
 def computes(known: Callable[[Tensor], Tensor], activation: Callable[[Tensor], Tensor] | None) -> bool:
-    """Whether an activation is the same function, judged by what it computes rather than by its class: GELU, say, has
-    several forms, of which the one with erf is fused."""
+    """Whether an activation is the same function, judged by its values, not its class: GELU, for example, has several forms,
+    and only the one with erf is fused."""
     if activation is None:
         return False
     probe = torch.linspace(-4, 4, 33)

@@ -36,7 +36,7 @@ def count_by(sequence: Tensor, state: State) -> Tensor:
 
 
 def stamp(weights: Iterable[Tensor]) -> int:
-    """Another number wherever a weight has been written to or replaced (but by fused optimizers, who do not tell)."""
+    """A number that changes when a weight is written or replaced (except by fused optimizers)."""
     return hash(tuple((weight.data_ptr(), weight._version) for weight in weights))
 
 
@@ -80,7 +80,7 @@ class PackedEngine:
         return Part(state, rows)
 
     def exits_of(self, decider: Decider) -> LayerExits | None:
-        """Laid out once, and anew for other exits or where a weight has changed since."""
+        """Converted once, and again for other exits or after a weight has changed."""
         exits = decider.exits
         if exits is None:
             return None
@@ -90,7 +90,7 @@ class PackedEngine:
         return self._exits[2]
 
     def embed(self, inputs: Inputs, state: State, first_id: int) -> Tensor:
-        """[≥ N, d] the rows of a state that speaks of these inputs, numbered from `first_id` on."""
+        """[≥ N, d] the rows of the state of these inputs, numbered from `first_id` on."""
         sequence = state.ids[state.sequence] - first_id
         column = inputs.attention_mask.argmax(dim=1)[sequence] + state.position
         everything = torch.arange(state.n_rows, device=sequence.device)

@@ -1,8 +1,8 @@
 """Parts of a batch: what goes through a layer at once.
 
 A large batch is computed in parts, and all of them go through one layer before any goes through the next. Where
-sequences leave or lose tokens the parts shrink, and matrix products on few rows run at a lower rate. So what is left of
-neighbouring parts is joined, as long as no matrix gets taller than the tallest was in the first layer, or than `TALL`.
+sequences leave or lose tokens the parts shrink, and matrix products on few rows run at a lower rate. So neighbouring
+parts are joined, up to the size of the largest matrix in the first layer, or `TALL`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from stretto.errors import StrettoError
 from stretto.state import State
 
-#: Rows up to which parts are joined in any case: all that is done per part, and not per row, is then done less often,
-#: and the matrices still stay in the cache.
+#: Rows up to which parts are always joined: work per part (not per row) is then done less often, and the matrices still
+#: fit the cache.
 TALL = 1536
 
 
@@ -29,10 +29,10 @@ class Part:
 
     state: State
     matrix: Tensor
-    """[≥ N, d]: the live rows, and a few more that nobody reads (`round_up`)."""
+    """[≥ N, d]: the live rows, and a few unused ones (`round_up`)."""
 
     def can_join(self, other: Part) -> bool:
-        """A decider may keep notes on some sequences only (by their dial, say): these stay among themselves."""
+        """A decider may keep notes on some sequences only (for example by their dial): these stay separate."""
         return self.state.note_names == other.state.note_names
 
 

@@ -1,8 +1,8 @@
-"""The reference engine: padded, masked, differentiable, and short enough to be believed.
+"""The reference engine: padded, masked, differentiable, and simple.
 
 It runs the Hugging Face modules on whole [B, T, d] tensors and expresses every verb as a mask. It is used
-for training and as the oracle that the packed engine must equal. Two things it does not compute for nothing, so that
-training is not slower than it must be: columns that are empty in all sequences, and the FFN of frozen tokens.
+for training and as the oracle that the packed engine must equal. To keep
+training fast, it skips columns that are empty in all sequences, and the FFN of frozen tokens.
 """
 
 from __future__ import annotations

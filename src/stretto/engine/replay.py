@@ -1,8 +1,8 @@
-"""Run once, ask often: what every exit would read, for every sequence, and replays of it at any dial.
+"""One full pass recorded: what every exit reads, for every sequence, to be replayed at any dial.
 
-A method that only exits after layers does not change what the layers compute, so one full pass holds all there is
-to know. A recording serves two masters: exits learn from it (the frozen backbone runs once, not once per epoch),
-and a sweep over the dial costs one pass instead of one per dial.
+A method that only exits after layers does not change what the layers compute, so one full pass has all information. A
+recording has two uses: exits are trained on it (the frozen backbone runs once, not once per epoch), and a sweep over
+the dial takes one pass instead of one per dial.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Recording:
 
 
 class Recorder(Silent):
-    """Writes down what each exit reads, and lets nobody leave."""
+    """Records what each exit reads; no sequence leaves."""
 
     points = frozenset({"after"})
 
@@ -83,9 +83,9 @@ def record(
 
 @torch.inference_mode()
 def replay(backbone: Backbone, decider: Decider, recording: Recording, dial: float | Tensor) -> Output:
-    """What the packed engine would answer and spend, for a decider that only exits.
+    """The answers and costs of the packed engine, for a decider that only exits.
 
-    Each sequence is played by a single row, its pooled state: pooling one row gives that row."""
+    Each sequence is represented by one row, its pooled state: pooling one row gives that row."""
     one_token = torch.ones(len(recording), 1, dtype=torch.long, device=recording.lengths.device)
     inputs = Inputs(one_token, one_token)
     run, state = Run(backbone, decider), first_state(inputs, dial)

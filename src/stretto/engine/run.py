@@ -1,4 +1,4 @@
-"""The bookkeeping of sequences on their way through the layers; both engines keep their books here.
+"""The bookkeeping of sequences on their way through the layers, for both engines.
 
 An engine computes hidden states in its own way (padded and masked, or packed) and asks the `Run` at the
 three points of every layer what was decided. The run checks the decision, applies it to the `State`, counts what was
@@ -65,7 +65,7 @@ def first_state(
 
 
 class LayerExit:
-    """The exit after one layer, run (and paid for) only as far as somebody asks."""
+    """The exit after one layer, run and counted only for the sequences that need it."""
 
     def __init__(self, exits: LayerExits, layer: int, rows: Tensor, state: State) -> None:
         self.exits, self.layer, self.rows, self.state = exits, layer, rows, state
@@ -108,7 +108,7 @@ def in_order(rows: Tensor, numbers: Tensor, count: int) -> Tensor:
 
 
 class Run:
-    """The sequences under way, and one decider. They are spoken of by `State`: all in one, or a part in each."""
+    """The live sequences and one decider. They are described by one `State`, or by one per part."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Run:
         return first
 
     def forget_before(self, id: int) -> None:
-        """No sequence before `id` will be asked for any more."""
+        """Sequences before `id` are no longer needed."""
         if self.shelf is not None:
             self.shelf.first = self.books.first_row(id) if id < self.next.id else self.next.row
         self.books.ring.first = id
@@ -159,7 +159,7 @@ class Run:
         state.point, state.layer, state.rows = point, layer, rows
         state.providers = dict(providers)
         decision = ask(self.decider, state)
-        state.providers = {}  # they hold the rows, and the state: a circle that would keep both from being freed
+        state.providers = {}  # they refer to the rows and the state: a reference cycle would keep both in memory
         decision.check(state, soft=self.soft)
         return decision
 
@@ -180,7 +180,7 @@ class Run:
             state.any_frozen = bool(state.frozen.any())
 
     def gate(self, state: State, decision: Decision) -> None:
-        """Said before every layer anew: a layer nobody gates has no gate."""
+        """Set before every layer: a layer without a decision has no gate."""
         state.gate = decision.gate
 
     def all_frozen(self, state: State) -> Tensor | None:

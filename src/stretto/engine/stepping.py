@@ -1,13 +1,13 @@
-"""The packed engine one layer at a time: sequences come in at any time and are handed out the moment they leave.
+"""The packed engine one layer at a time: sequences enter at any time and are returned as soon as they leave.
 
     stepping = Stepping(engine, decider)
     stepping.add(inputs, dial)            # now, or between any two steps
     for finished in stepping.step():      # one part goes through one layer
         finished.id, finished.logits, finished.trace
 
-Sequences wait in parts, by the layer that is next for them. A step takes a layer (by default the lowest that somebody
-waits for, so that who came later catches up), joins the parts that wait for it (see `parts`), and takes the first of
-them through. `PackedEngine.run` is a loop over this.
+Sequences wait in parts, by the layer that is next for them. A step chooses a layer (by default the lowest, so that new
+sequences catch up), joins the parts that wait for it (see `parts`), and takes the first of them through.
+`PackedEngine.run` is a loop over this.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Stepping:
     """Sequences on their way through the layers.
 
     `most_rows` is the height up to which parts are joined (default: `TALL`, or that of the tallest part added).
-    `choose` says which layer is next, of those that parts wait for. The lowest (`min`, the default) joins most,
-    but while new sequences keep coming in, old ones have to wait; the highest (`max`) finishes what it has begun."""
+    `choose` selects the next layer among those that parts wait for. The lowest (`min`, the default) joins most parts,
+    but old sequences wait while new ones enter. The highest (`max`) finishes started sequences first."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Stepping:
         self.engine, self.keep_hidden, self.context, self.choose = engine, keep_hidden, context, choose
         self.run = Run(engine.backbone, decider, exits=engine.exits_of(decider), keep_hidden=keep_hidden)
         self.parts: dict[int, list[Part]] = {}
-        """Who waits, by the next layer (from 1)."""
-        self._unjoined: set[int] = set()  # layers that somebody has come to wait for since parts were last joined there
+        """The waiting parts, by their next layer (from 1)."""
+        self._unjoined: set[int] = set()  # layers with new parts since parts were last joined there
         self._grows, self._most_rows = most_rows is None, TALL if most_rows is None else most_rows
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Stepping:
 
     @torch.inference_mode()
     def add(self, inputs: Inputs, dial: float | Tensor, *, batch_size: int | None = None) -> range:
-        """Let these sequences in, `batch_size` to a part (default: all in one); their numbers, in order."""
+        """Add these sequences, `batch_size` to a part (default: all in one); returns their numbers, in order."""
         lengths = inputs.attention_mask.sum(dim=1)
         self.run.forget_before(min((int(part.state.ids.min()) for part in self._all_parts()), default=self.run.next.id))
         first = self.run.enter(lengths, inputs.input_ids.shape[1])
@@ -88,7 +88,7 @@ class Stepping:
 
     @torch.inference_mode()
     def advance(self) -> None:
-        """One part goes through one layer; what leaves is kept until it is handed out."""
+        """One part goes through one layer; sequences that leave are kept until `step` returns them."""
         if not self.parts:
             return
         layer = self.choose(self.parts)
@@ -103,7 +103,7 @@ class Stepping:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """One part goes through one layer; the sequences that have left, with their answers."""
+        """One part goes through one layer; returns the sequences that have left, with their answers."""
         self.advance()
         departed, self.run.departed = self.run.departed, []
         return [finished for left in departed for finished in self._hand_out(left.ids, left.logits)]

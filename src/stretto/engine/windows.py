@@ -3,7 +3,7 @@
 Sequences of up to `SHORT` keys are compared with all of them, and what a window hides is masked: there is little to
 save. Longer ones are taken in stretches of up to `STRETCH` queries. A stretch is compared with the keys from the window
 of its first query to that of its last, a slice, since rows stand in the order of their positions; what is hidden within
-the slice is masked. What is skipped is counted for each sequence by itself, whoever is in its batch.
+the slice is masked. Skipped pairs are counted per sequence, independent of its batch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Stretches:
 def stretches(
     spec: AttentionSpec, n_query: Tensor, n_key: Tensor, q_position: Tensor, k_position: Tensor
 ) -> Stretches | None:
-    """[B], [B], [N_query], [N_key], of sequences that stand one after another. None if nothing is to be skipped."""
+    """[B], [B], [N_query], [N_key], of sequences one after another. None if nothing is skipped."""
     if spec.window is None or not bool((n_key > SHORT).any()):
         return None
     device, ends = n_key.device, n_query.cumsum(0)
