@@ -129,8 +129,8 @@ def bias_of(linear: Affine) -> Tensor:
 
 
 def computes(known: Callable[[Tensor], Tensor], activation: Callable[[Tensor], Tensor] | None) -> bool:
-    """Whether an activation is the same function, judged by its values, not its class: GELU, for example, has several forms,
-    and only the one with erf is fused."""
+    """Whether an activation is the same function, judged by its values, not its class. GELU, for example, has several
+    forms, and only the one with erf is fused."""
     if activation is None:
         return False
     probe = torch.linspace(-4, 4, 33)
