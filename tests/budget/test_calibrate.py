@@ -311,7 +311,7 @@ def test_from_the_command_line(folder: Path, tmp_path: Path) -> None:
         (["--max-loss", 1], "at least 299 examples"),
         ([], "Expected one of --cost, --latency-ms, --max-loss, --agreement, got none"),
         (["--cost", 0.5, "--agreement", 0.9], "got --cost and --agreement"),
-        (["--cost", 0.5, "--confidence", 0.9], "Expected --confidence beside --max-loss or --agreement"),
+        (["--cost", 0.5, "--confidence", 0.9], "Expected --confidence together with --max-loss or --agreement"),
         (["--latency-ms", 0], "milliseconds above 0"),
         (["--max-loss", 0], "strictly between 0 and 1"),
         (["--agreement", 1], "strictly between 0 and 1"),

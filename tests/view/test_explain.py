@@ -187,7 +187,7 @@ def test_explain_command(model: Path, tmp_path: Path) -> None:
     lines = json.loads(run("explain", model, "-", "--json", stdin="good film\n").stdout)
     assert lines["tokens"] == json.loads(run("explain", model, "good film", "--json").stdout)["tokens"]
     long = run("explain", model, "good " * 100)
-    assert "longer than 64 tokens and was cut" in long.stderr
+    assert "longer than 64 tokens and was truncated" in long.stderr
 
 
 def test_what_cannot_be_explained(model: Path, tmp_path: Path) -> None:

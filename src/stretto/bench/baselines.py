@@ -24,25 +24,25 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def padded_flops(batches: Sequence[Inputs], backbone: Backbone) -> float:
-    """FLOPs of padded batches: every sequence is as long as the longest beside it."""
+    """FLOPs of padded batches: every sequence is as long as the longest of its batch."""
     columns = [torch.full((len(inputs.input_ids),), inputs.input_ids.shape[1]) for inputs in batches]
     return float(full_flops(torch.cat(columns), backbone).sum())
 
 
 def known_names(model: nn.Module) -> list[str]:
-    """The tensors that a model takes (some have no types)."""
+    """The tensors that a model takes (some have no token types)."""
     known = inspect.signature(model.forward).parameters
     return [name for name in NAMES if name in known]
 
 
 def tensor(inputs: Inputs, name: str) -> Tensor:
-    """One of them; where the tokenizer gives no types all tokens are of type 0."""
+    """One of them; if the tokenizer gives no token types, all are 0."""
     found = getattr(inputs, name)
     return torch.zeros_like(inputs.input_ids) if found is None else found
 
 
 def hugging_face(model: nn.Module, batches: Sequence[Inputs]) -> list[Step]:
-    """The model as Hugging Face runs it, on padded batches; it is given only what it knows."""
+    """The model as Hugging Face runs it, on padded batches; with only the tensors that it takes."""
     known = known_names(model)
 
     @torch.inference_mode()
@@ -56,7 +56,7 @@ def hugging_face(model: nn.Module, batches: Sequence[Inputs]) -> list[Step]:
 class GemmLimit:
     """The engine's matrix products alone, on its own kernels: no attention, activation, norm, embedding or decision.
 
-    The matrices have as many rows as the trace of a batch says; what the engine adds by rounding up is its own loss."""
+    The matrices have as many rows as the trace of a batch says; rows added by rounding up are not included."""
 
     def __init__(self, engine: PackedEngine) -> None:
         self.layers = [(layer, product(*layer.spec.ffn.inputs, dtype=engine.dtype)) for layer in engine.layers]
@@ -101,8 +101,8 @@ class GemmLimit:
 class OnnxRuntime:
     """A model exported once to a folder, in fp32 and (from that) in int8.
 
-    The session's threads do not spin while they wait: on two cores spinning threads take the time of everything
-    that runs beside or after them."""
+    The session's threads do not spin while they wait: on two cores spinning threads slow down everything that
+    runs at the same time or directly after them."""
 
     def __init__(self, model: nn.Module, folder: Path, threads: int) -> None:
         self.model, self.folder, self.threads = model, folder, threads

@@ -1,7 +1,7 @@
-"""Wall-clock of the rows of a set against the full model and against other engines.
+"""Time of the rows of a set, compared with the full model and with other engines.
 
-All of them run in one process, in interleaved rounds, on the same sample of test inputs: in batches of each size by
-themselves, and in a stream of the largest, as `stretto predict` takes a file. Everybody gets ready tensors.
+All of them run in one process, in interleaved rounds, on the same sample of test inputs: in single
+batches of each size, and in a stream of the largest, as `stretto predict` does with a file. All get tokenised tensors.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def timed_rows(bench: Bench, rows: Mapping[str, Row]) -> list[Row]:
 
 
 def reference_job(bench: Bench, rows: Mapping[str, Row]) -> Job:
-    """What the others are compared with: all layers, all tokens (of gates learned with the encoder: gated)."""
+    """The row that the others are compared with: all layers, all tokens (with gates, if they were pretrained)."""
     if FULL_ROW in rows:
         model = bench.open(FULL_ROW)
         return Job(FULL_ROW, model, model.method.dial.off)

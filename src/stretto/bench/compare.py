@@ -1,7 +1,7 @@
 """`stretto compare SUITE.yaml`: every row of a suite on every set, trained or loaded, measured, and compared.
 
-Scores first: each row is written to the results as soon as it is done, and a killed run resumes. Times are a part of
-their own (`clock`), for a quiet machine.
+Each row is written to the results as soon as it is finished, and a killed run resumes. Times are measured separately
+(`clock`), on an idle machine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Comparison:
     results_file: Path
     only: Only
     model: str | None = None
-    """An encoder in the place of the suite's."""
+    """An encoder instead of the suite's."""
     say: Callable[[str], object] = print
 
     @cached_property
@@ -91,7 +91,7 @@ class Comparison:
         """The rows of a set, baselines after the full model they need; and what the wanted ones start from."""
         names = self.suite.rows_on(bench.spec, bench.seed, Path(bench.model).name)
         wanted = [name for name in names if self.only.wants("method", name)]
-        for name in wanted:  # it grows while it is read
+        for name in wanted:  # it grows during the loop
             recipe = bench.recipe(name)
             wanted += [n for n in (recipe.start, recipe.weights_of) if n is not None and n not in wanted]
         baselines = [name for name in self.suite.baselines if self.only.wants("method", name)]
@@ -145,7 +145,7 @@ class Comparison:
                     self.results.put(row)
                 self.report()
 
-    # ---- what is made of it
+    # ---- reports
 
     def answers_file(self, row: Row) -> Path:
         return self.places.work / "answers" / f"{row.set}-{row.model}-{row.seed}-{row.name}.json"

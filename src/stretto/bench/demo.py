@@ -1,7 +1,7 @@
-"""The demo: fine-tune an encoder, teach it to exit early, and show what that is worth.
+"""The demo: fine-tune an encoder, train exits, and measure score, cost and time.
 
 Default: MiniLM-L6 and 12,808 film review snippets (fresh or rotten?), both from installed packages, so that nothing is
-downloaded. With `model` and `data` it does the same for the user's own. An interrupted demo resumes; a finished one
+downloaded. `model` and `data` replace them. An interrupted demo resumes; a finished one
 measures again without training.
 """
 
@@ -55,9 +55,9 @@ class Demo:
     """What the demo is run on, and how long it takes."""
 
     model: str | None = None
-    """Encoder; None is MiniLM-L6 out of its package."""
+    """Encoder; None: MiniLM-L6 from its package."""
     data: str | None = None
-    """Labelled texts; None is the review snippets."""
+    """Labelled texts; None: the review snippets."""
     columns: Columns = GUESS
     task: str = "classification"
     limit: int = 6000
@@ -86,7 +86,7 @@ class Parts:
 def run_demo(
     demo: Demo, output: str | Path, *, progress: bool = True, report_step: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """All of it; returns what is written to `output`/results.json."""
+    """Run all steps; returns what is written to `output`/results.json."""
     output = Path(output)
     report_step("1/5  Reading the data")
     parts = own_parts(demo) if demo.data else review_parts(demo)
@@ -139,7 +139,7 @@ def run_demo(
 
 
 def keep_settings(demo: Demo, output: Path) -> None:
-    """Write down what the folder holds; refuse to mix it with another demo."""
+    """Store the settings in the folder; refuse a folder of another demo."""
     path = output / "demo.json"
     if not path.exists() and output.is_dir() and any(output.iterdir()):
         raise StrettoError(f"Expected an empty folder for the demo, got '{output}' with other files. Choose another.")
@@ -203,7 +203,7 @@ def own_parts(demo: Demo) -> Parts:
 
 
 def limited(demo: Demo, train: Dataset, dev: Dataset, test: Dataset, sentences: list[tuple[str, ...]]) -> Parts:
-    """At most so many of each, drawn by the seed, in their order."""
+    """Random samples of the parts, in their order."""
     quarter, seed = max(demo.limit // 4, 1), demo.seed
     return Parts(sample(train, demo.limit, seed), sample(dev, quarter, seed), sample(test, quarter, seed), sentences)
 

@@ -1,4 +1,4 @@
-"""`stretto bench engine`: does the packed engine turn saved FLOPs into saved time?
+"""`stretto bench engine`: how much of the saved FLOPs becomes saved time in the packed engine.
 
 For every model shape, length mix and batch size one pool of batches goes through all contenders in interleaved rounds:
 
@@ -10,9 +10,9 @@ For every model shape, length mix and batch size one pool of batches goes throug
     drop_2x …           the packed engine, tokens dropped so that FLOPs fall by this factor
     exit                the packed engine, every other sequence leaves after a third of the layers
 
-Decisions are scripted (`script.py`): what is measured is the engine, not a method. Everybody gets ready tensors; nobody
-tokenises. A contender on a length mix is a row of the results, with a timing for each batch size and dtype. The results
-are written after every combination; a run with the same file resumes.
+Decisions are scripted (`script.py`): this measures the engine, not a method. All contenders get tokenised tensors. A
+contender on a length mix is a row of the results, with a timing for each batch size and dtype. The results are written
+after every combination; a run with the same file resumes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def add(results: Results, row: Row) -> None:
 
 
 def check_same_run(results: Results, seed: int, rounds: int, threads: int) -> None:
-    """Figures of other settings, versions or machines do not belong into one file."""
+    """Refuse to mix figures of other settings, versions or machines in one file."""
     for row in results.rows:
         wanted = {
             "seed": seed, "rounds": rounds_for(row.set, rounds), "threads": threads, "cpu": cpu_name(),
@@ -132,7 +132,7 @@ def known_versions() -> dict[str, str]:
 def check(
     shapes: Sequence[str], mixes: Sequence[str], batches: Sequence[int], dtypes: Sequence[str], rounds: int
 ) -> None:
-    """Refuse a wrong name now rather than after twenty minutes."""
+    """Refuse a wrong name before anything is measured."""
     for shape in shapes:
         _ = SHAPES[shape]
     for mix in mixes:

@@ -1,11 +1,11 @@
-"""`stretto bench model`: what a trained model's saved FLOPs are worth in time, on real texts.
+"""`stretto bench model`: how much faster a trained model is, on real texts.
 
 At every batch size one sample of texts goes through all contenders in interleaved rounds: Hugging Face on padded
 batches (as the texts come, and sorted by length), the packed engine with every layer for every token and no exits, and
-the packed engine with the method at each dial. Everybody gets ready tensors; nobody tokenises.
+the packed engine with the method at each dial. All contenders get tokenised tensors.
 
-By itself each batch is timed as a request would be; in a stream the packed engine takes several batches at a time, as
-`stretto predict` does with a file, and joins what is left of them.
+Default: each batch is timed by itself, like a request. In a stream the packed engine takes several batches at a time,
+as `stretto predict` does with a file, and joins them as they shrink.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The comparison as one HTML file that needs no server and no network: plots with values on hover, tables, texts."""
+"""The comparison as one self-contained HTML file: plots with values on hover, tables, texts."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ def section(name: str, seeds: Sequence[Group], part: Mapping[str, Any], texts: M
     ]
     if volumes:
         parts += [
-            "<h3>Hypervolume</h3><p>The area a curve dominates, counted from 10 points below the full model: its score "
-            "at cost c is worth 1 − c.</p>",
+            "<h3>Hypervolume</h3><p>The area under a curve, counted from 10 points below the full model: the full "
+            "model's score at cost c gives 1 − c.</p>",
             html_table([{"row": row, "hypervolume": mean(values, 3)} for row, values in volumes]),
         ]
     heading = "<h3>Depth and length</h3>" if any(row.answers for row in first.rows.values()) else ""

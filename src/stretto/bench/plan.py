@@ -1,7 +1,7 @@
-"""How long a comparison will take: a training step and an inference pass are timed on each set, and multiplied.
+"""The estimated time of a comparison: a training step and an inference pass are timed on each set, and multiplied.
 
-An estimate of single-core hours: within a factor of two where nothing else is known, and close where rows of the same
-kind are in the results already.
+An estimate of single-core hours: within a factor of two, or closer if the results already have rows of the same
+kind.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ CT2 = "ctranslate2"
 
 @dataclass(frozen=True)
 class Point(Record):
-    """A dial and what it was measured to give."""
+    """A dial with its measured score, cost and depth."""
 
     dial: float
     score: float
@@ -59,7 +59,7 @@ class Clock(Record):
     threads: int
     dial: float | None = None
     stream: bool = False
-    """Whether several batches go through the layers together, as `stretto predict` takes a file."""
+    """Whether several batches go through the layers together, as with a file in `stretto predict`."""
     dtype: str = "float32"
     products_tracking: float | None = None
     """`tracking` of the row's matrix products alone."""
@@ -191,7 +191,7 @@ class Results:
         return content if self.comparison is None else {**content, "comparison": self.comparison}
 
     def write(self) -> None:
-        """In one move: a kill leaves the old file or the new one."""
+        """In one step: a kill leaves the old file or the new one."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_text(self.path, compact(self.to_json()) + "\n")

@@ -1,6 +1,6 @@
 """From a recipe to a row: its data, its trained model, its operating points, how it answers.
 
-Everything is kept in a work folder and found again there: a killed run resumes in the middle of a row's training.
+Everything is kept in a work folder: a killed run resumes, also within a training.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ def without(dataset: Dataset, part: Dataset) -> Dataset:
 
 
 def has_bf16() -> bool:
-    """A processor without bfloat16 would be several times slower at it than at float32: oneDNN emulates it."""
+    """Without bfloat16 in the processor, oneDNN emulates it, several times slower than float32."""
     return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 

@@ -1,4 +1,4 @@
-"""Deciders that follow a script instead of by the input, so that a benchmark knows beforehand what is saved.
+"""Deciders that follow a script instead of the input, so that a benchmark knows in advance what is saved.
 
 Dropping follows a geometric schedule: before layer l each sequence keeps the first ⌈keep_l · n⌉ of its n tokens,
 
@@ -6,7 +6,7 @@ Dropping follows a geometric schedule: before layer l each sequence keeps the fi
 
 so tokens leave a little in each of the first layers, the rest of the way runs at a constant length, and r is solved
 for so that the FLOPs of the given sequences fall by the wanted factor. Layer 1 sees all tokens (start = 1) unless
-it alone would eat up most of the budget (10× fewer FLOPs of 12 layers are 1.2 layers): then start = 0.
+it alone would take most of the budget (10× fewer FLOPs of 12 layers are 1.2 layers): then start = 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ScriptedDrop(Silent):
 
     def __init__(self, keep: Sequence[float]) -> None:
         super().__init__()
-        self.keep = [1.0, *keep]  # before the first layer there was everything
+        self.keep = [1.0, *keep]  # before the first layer all tokens are live
 
     def decide(self, state: State) -> Decision | None:
         if state.layer == 1:
@@ -54,7 +54,7 @@ class ScriptedExit(Silent):
     def decide(self, state: State) -> Decision | None:
         if state.layer != self.layer:
             return None
-        _ = state.exit_logits  # whoever decides by the exit's answers needs those of all sequences: run and counted
+        _ = state.exit_logits  # a real decider reads the answers for all sequences: they are computed and counted
         return Decision(exit=(state.ids + self.first) % 2 == 0)
 
 

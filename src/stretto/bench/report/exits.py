@@ -96,22 +96,22 @@ def summary_table(groups: Sequence[Group]) -> str:
         rows.append(row)
     parts = [
         f"Test score @ cost, each method at its most expensive dial with cost ≤ {SUMMARY_BUDGET} (– : no such dial, or "
-        "not measured; empty: not for this task).",
+        "not measured; empty: the method does not support the task).",
         markdown_table(rows),
     ]
     times = list(timed(groups, SUMMARY_BUDGET, SUMMARY_LOSS))
     if times:
         full, other = (spread([found["32"].ratios[what] for found in times]) for what in (FULL, HF))
         parts.append(
-            f"In batches of 32 those that lose at most {SUMMARY_LOSS} points run {full} times as fast as the full "
+            f"In batches of 32, the rows that lose at most {SUMMARY_LOSS} points are {full} times as fast as the full "
             f"model on the same engine, and {other} times as fast as Hugging Face on padded batches."
         )
     kept = [found[STREAM].tracking for found in timed(groups) if STREAM in found]
     if kept:
         streamed = [group for group in groups if any(clock.stream for clock in group.full.clock)]
         parts.append(
-            "In a stream of such batches, as `stretto predict` takes a file, a median of "
-            f"{statistics.median(kept):.2f} of the gain in FLOPs is a gain in time ({min(kept):.2f}–{max(kept):.2f}; "
+            "In a stream of such batches, as `stretto predict` does with a file, a median of "
+            f"{statistics.median(kept):.2f} of the FLOPs gain became a gain in time ({min(kept):.2f}–{max(kept):.2f}; "
             f"{len(kept)} rows of {len(streamed)} sets)."
         )
     return "\n\n".join(parts)
@@ -144,8 +144,8 @@ def gains_table(groups: Sequence[Group]) -> str:
     if not lines:
         return NOT_MEASURED
     note = (
-        "× : how many times faster in a stream of batches of 32, than the full model on the same engine, than Hugging "
-        "Face on padded batches, than ONNX Runtime in int8 (– : not measured)."
+        "×: how many times faster in a stream of batches of 32, compared with the full model on the same engine, with "
+        "Hugging Face on padded batches, and with ONNX Runtime int8 (– : not measured)."
     )
     return f"{markdown_table(lines)}\n\n{note}"
 
@@ -228,7 +228,7 @@ def tracking_note(groups: Sequence[Group]) -> str:
     off = [points[-1].cost for points in curves if points]
     if off:
         lines.append(
-            f"- dial off: exits that are asked but not taken add {100 * (min(off) - 1):.1f} to "
+            f"- dial off: exits that are computed but not taken add {100 * (min(off) - 1):.1f} to "
             f"{100 * (max(off) - 1):.1f} % to the full model's FLOPs"
         )
     return "\n".join(lines) or NOT_MEASURED
