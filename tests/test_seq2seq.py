@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer
 
 from stretto.data import Dataset
 from stretto.errors import StrettoError
@@ -183,6 +184,44 @@ def test_other_families_from_nothing(kind: str, tmp_path: Path) -> None:
     )
     model.generation["max_new_tokens"] = 9
     assert model.predict("eins zwei").text == tokenizer.decode(expected[0], skip_special_tokens=True).strip()
+
+
+def test_a_marian_folder_as_the_hub_has_it(tmp_path: Path) -> None:
+    """Of opus-mt: a SentencePiece model for each language and one vocabulary, the padding token last."""
+    import sentencepiece
+
+    pieces: list[str] = []
+    for side, words in (("source", NUMBERS), ("target", NUMBERS.values())):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([" ".join(words)] * 20), model_prefix=str(tmp_path / side), vocab_size=30,
+            hard_vocab_limit=False, minloglevel=3,
+        )  # fmt: skip
+        (tmp_path / f"{side}.model").rename(tmp_path / f"{side}.spm")
+        pieces += [line.split("\t")[0] for line in (tmp_path / f"{side}.vocab").read_text().splitlines()[3:]]
+    names = ["</s>", "<unk>", *dict.fromkeys(pieces), "<pad>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({name: number for number, name in enumerate(names)}))
+    tokenizer = MarianTokenizer(*(str(tmp_path / name) for name in ("source.spm", "target.spm", "vocab.json")))
+    special = {"pad_token_id": len(names) - 1, "decoder_start_token_id": len(names) - 1, "eos_token_id": 0}
+    sizes = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    torch.manual_seed(0)
+    plain = MarianMTModel(
+        MarianConfig(
+            vocab_size=len(names), d_model=16, encoder_layers=1, decoder_layers=2, max_position_embeddings=32,
+            **special, **sizes, forced_eos_token_id=None, init_std=1.0,
+        )
+    ).eval()  # fmt: skip
+    plain.save_pretrained(tmp_path / "opus")
+    tokenizer.save_pretrained(tmp_path / "opus")
+    model = AdaptiveModel.from_pretrained(tmp_path / "opus")
+    assert (model.task.name, model.method.name) == ("seq2seq", "full")
+    model.generation["max_new_tokens"] = 6
+    texts = ["eins zwei", "sechs", ""]
+    expected = plain.generate(**tokenizer(texts, padding=True, return_tensors="pt"), max_new_tokens=6)
+    written = [answer.text for answer in model.predict(texts)]
+    assert written == [text.strip() for text in tokenizer.batch_decode(expected, skip_special_tokens=True)]
+    assert len(set(written)) > 1
+    right = model.encode([("eins",)], ["one"]).labels
+    assert right is not None and tokenizer.decode(right[0], skip_special_tokens=True) == "one"  # by the target's pieces
 
 
 def test_the_joint_tokenizer_gives_back_what_it_was_given() -> None:

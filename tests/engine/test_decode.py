@@ -256,6 +256,7 @@ def test_both_engines_run_the_encoder_as_hugging_face_does(family: str) -> None:
 def test_a_decider_knows_the_stack_and_the_step_it_is_asked_in() -> None:
     class Witness(Silent):
         points: frozenset[Point] = frozenset({"before"})
+        stacks: frozenset[Stack] = frozenset({"encoder", "decoder"})
 
         def __init__(self) -> None:
             super().__init__()

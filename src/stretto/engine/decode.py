@@ -67,7 +67,10 @@ class Writing:
         device, first = source.rows.device, backbone.block_specs[0]
         self.engine, self.source, self.beams, self.decider = engine, source, beams, decider
         self.listens = "before" in decider.points and "decoder" in decider.stacks
-        self.ids, self.dials, self.trace = ids, dials, trace
+        self.trace = trace
+        self.keep(ids, dials)
+        self.numbers = torch.arange(sentences * beams, device=device)
+        self.zeros = torch.zeros_like(self.numbers)
         self.search: Search = (
             Beam(generation, sentences, device) if beams > 1 else Greedy(generation, sentences, device, scored=scored)
         )
@@ -77,6 +80,13 @@ class Writing:
             groups=source_groups(source.lengths, first), lazy=self.listens,
         )  # fmt: skip
         self.means = source.mean if self.listens else None  # [S, d]
+
+    def keep(self, ids: Tensor, dials: Tensor) -> None:
+        """The live sentences by number, and their dials: [S] each."""
+        self.ids, self.dials = ids, dials
+        self.sentences, self.row_dials = ids, dials  # of each row: [S * beams]
+        if self.beams > 1:
+            self.sentences, self.row_dials = (each.repeat_interleave(self.beams) for each in (ids, dials))
 
     def step(self) -> list[tuple[int, Text]]:
         """One token for every row; the sentences (by number) that have ended."""
@@ -109,7 +119,7 @@ class Writing:
             staying = (stay.unsqueeze(1) * self.beams + offsets).flatten()
             rows = staying if rows is None else rows[staying]
             memory.take_sources(stay)
-            self.ids, self.dials = self.ids[stay], self.dials[stay]
+            self.keep(self.ids[stay], self.dials[stay])
             self.means = None if self.means is None else self.means[stay]
             if not memory.sources_ready:
                 self.source = self.source.take(stay)
@@ -127,8 +137,8 @@ class Token:
         """[M, d]: the live rows, and a few more that nobody reads."""
         self.rows: Tensor | None = None
         """[R'] which rows are live; None: all."""
-        self.sentences = writing.ids.repeat_interleave(writing.beams)
-        """[R] the number of each row's sentence."""
+        self.sentences, self.dials = writing.sentences, writing.row_dials
+        """[R] the number of each row's sentence, and its dial."""
         self.exits = torch.full((self.n_rows,), writing.engine.backbone.n_blocks, device=x.device)
         """[R] the block at which each row left."""
         self.left: Tensor | None = None  # [R, d] the states they left with
@@ -138,32 +148,34 @@ class Token:
 
     def ask(self, block: int) -> None:
         """Let the decider say which rows go no further than the blocks below `block` (from 0)."""
-        writing, live = self.writing, self.x[: self.count]
-        rows = torch.arange(self.n_rows, device=live.device) if self.rows is None else self.rows
-        sentence = rows // writing.beams  # among the live ones
+        writing, live, count = self.writing, self.x[: self.count], self.count
+        rows, ids, dials = writing.numbers[:count], self.sentences, self.dials
+        if self.rows is not None:
+            rows = self.rows
+            ids, dials = ids.index_select(0, rows), dials.index_select(0, rows)
         seen: list[Tensor] = []
 
         def exit_logits() -> Tensor:
             if not seen:
                 seen.append(writing.engine.logits(live))
-                writing.trace.count_heads(self.sentences[rows])
+                writing.trace.count_heads(ids)
             return seen[0]
 
         def source() -> Tensor:
             assert writing.means is not None
-            return writing.means[sentence]
+            return writing.means[rows // writing.beams]
 
-        number = torch.arange(self.count, device=live.device)
-        nothing = torch.zeros_like(number, dtype=torch.bool)
+        here, nothing = writing.memory.length, writing.zeros[:count]
+        false = nothing.bool()
         state = State(
-            layer=block + 1, point="before", stack="decoder", step=writing.memory.length, rows=live, sequence=number,
-            position=torch.full_like(number, writing.memory.length), frozen=nothing, protected=nothing,
-            ids=self.sentences[rows], row_ids=rows, dial=writing.dials[sentence],
-            lengths=torch.ones_like(number), spent=torch.zeros_like(number), notes=self.notes,
+            layer=block + 1, point="before", stack="decoder", step=here, rows=live, sequence=writing.numbers[:count],
+            position=nothing + here, frozen=false, protected=false, ids=ids, row_ids=rows, dial=dials,
+            lengths=nothing + 1, spent=nothing, notes=self.notes,
             providers={"exit_logits": exit_logits, "source": source},
         )  # fmt: skip
         decision = ask(writing.decider, state)
-        writing.trace.decider_macs.index_add_(0, state.ids, state.spent)
+        if state.spent is not nothing:
+            writing.trace.decider_macs.index_add_(0, ids, state.spent)
         decision.check(state, soft=False)
         if other := sorted(set(decision.said) - {"freeze"}):
             raise StrettoError(f"Expected 'freeze' in a decoder, got {', '.join(other)}. A token there can only leave.")

@@ -232,7 +232,7 @@ class Memory:
 
     def missing(self, block: int, rows: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Which (row, position) have no keys and values in a block that these rows (None: all) now come to."""
-        if self.states is None:
+        if self.states is None or block == 0:  # every token goes through the first block
             return None
         written = self.own[block].written
         who = torch.arange(len(written), device=written.device) if rows is None else rows

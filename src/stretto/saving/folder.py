@@ -43,7 +43,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 #: Files of an earlier model, which are removed with it.
 MODEL_FILES = (
-    SETTINGS, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json", "merges.txt", "*token*.json",
+    SETTINGS, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json", "merges.txt", "*.spm", "*token*.json",
 )  # fmt: skip
 
 
