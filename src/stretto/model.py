@@ -308,6 +308,11 @@ class AdaptiveModel(nn.Module):
         dials = self.dials_of(dial, len(encoded.texts))
         of = torch.tensor(encoded.example_of)
         logits, trace = self.run_features(encoded.features, dials[of], batch_size)
+        return self.decode(encoded, logits, trace)
+
+    def decode(self, encoded: Encoded, logits: Logits, trace: Trace) -> Answered:
+        """The answers that the `logits` of all features give, and what they cost; `trace` has a row per feature."""
+        of = torch.tensor(encoded.example_of)
         cost = Cost.of(trace, self.backbone).per_example(of, len(encoded.texts))
         answers = [
             dataclasses.replace(answer, depth=depth, cost=share)

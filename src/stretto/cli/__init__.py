@@ -25,6 +25,7 @@ from stretto.cli import (
     pretrain,
     rationales,
     search,
+    serve,
     train,
 )
 from stretto.cli.streams import open_streams
@@ -49,6 +50,7 @@ app.command("search", cls=Verb, epilog=examples(search.EXAMPLES))(search.search)
 app.command("calibrate", cls=Verb, epilog=examples(calibrate.EXAMPLES))(calibrate.calibrate)
 app.command("predict", cls=Verb, epilog=examples(predict.EXAMPLES))(predict.predict)
 app.command("explain", cls=Verb, epilog=examples(explain.EXAMPLES))(explain.explain)
+app.command("serve", cls=Verb, epilog=examples(serve.EXAMPLES))(serve.serve)
 app.command("export", cls=Verb, epilog=examples(export.EXAMPLES))(export.export)
 app.command("depths", cls=Verb, epilog=examples(depths.EXAMPLES))(depths.depths)
 app.command("rationales", cls=Verb, epilog=examples(rationales.EXAMPLES))(rationales.rationales)

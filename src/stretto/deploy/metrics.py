@@ -1,0 +1,62 @@
+"""What the server counts, as Prometheus reads it (`/metrics`) and as the page shows it (`/stats`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from stretto.deploy.scheduler import Answer
+from stretto.engine.cost import Cost
+from stretto.model import AdaptiveModel
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+SHARES = tuple(step / 10 for step in range(1, 12))
+
+
+class Metrics:
+    """The metrics of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"stretto_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, label: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"stretto_{name}", text, (label,), buckets=buckets, registry=registry)
+
+        self.requests = counter("requests", "Requests answered.", "route", "code")
+        self.depth = counter("exits", "Sequences that left after each layer.", "model", "layer")
+        self.duration = histogram("request_seconds", "Seconds per request.", "route", SECONDS)
+        self.queued = histogram("queue_seconds", "Seconds in the queue.", "model", SECONDS)
+        self.computed = histogram("compute_seconds", "Seconds from the queue to the answer.", "model", SECONDS)
+        self.rows = histogram("step_rows", "Rows of one layer's step.", "model", ROWS)
+        self.cost = histogram("cost", "Part of the full model's FLOPs.", "model", SHARES)
+        self.queue_size = Gauge("stretto_queue_size", "Sequences that wait.", ("model",), registry=registry)
+        self.live = Gauge("stretto_live_sequences", "Sequences inside the engine.", ("model",), registry=registry)
+
+
+class ModelMetrics:
+    """A model's share of them; its scheduler reports here, from one thread."""
+
+    def __init__(self, metrics: Metrics, name: str, model: AdaptiveModel) -> None:
+        self.metrics, self.name, self.model = metrics, name, model
+        self.answered_sequences, self.total_cost = 0, 0.0
+        self.depths = [0] * model.backbone.n_layers
+
+    def step(self, rows: int) -> None:
+        self.metrics.rows.labels(self.name).observe(rows)
+
+    def answered(self, answer: Answer) -> None:
+        self.metrics.queued.labels(self.name).observe(answer.queued)
+        self.metrics.computed.labels(self.name).observe(answer.computed)
+        cost = Cost.of(answer.trace, self.model.backbone)
+        for depth, share in zip(cost.depth.tolist(), cost.per_sequence.tolist(), strict=True):
+            self.depths[depth - 1] += 1
+            self.answered_sequences += 1
+            self.total_cost += share
+            self.metrics.depth.labels(self.name, str(depth)).inc()
+            self.metrics.cost.labels(self.name).observe(share)

@@ -1,0 +1,71 @@
+"""The server as a process: sockets, signals and an end that answers what was accepted."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import FrameType
+
+import uvicorn
+
+from stretto.deploy.server import Settings, create_app
+from stretto.errors import StrettoError
+from stretto.model import AdaptiveModel
+
+#: Seconds that accepted requests have after a signal to stop.
+GRACE = 30
+
+
+class Process(uvicorn.Server):
+    """Says that it is ready when it takes requests, and that it is stopping the moment it is told to."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.config.app.state.server.stopping = True  # type: ignore[union-attr]
+        super().handle_exit(sig, frame)
+
+
+def run_server(
+    models: Mapping[str, AdaptiveModel], settings: Settings, host: str, port: int, say: Callable[[str], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM; `say` is told the address when requests are taken."""
+    listening = listen(host, port)
+    config = uvicorn.Config(
+        create_app(models, settings), log_level="warning", access_log=False, server_header=False,
+        timeout_graceful_shutdown=GRACE, timeout_keep_alive=30,
+    )  # fmt: skip
+    address = f"[{host}]" if ":" in host else host
+    line = f"serving {', '.join(models)} at http://{address}:{listening.getsockname()[1]}/ (Ctrl-C stops)"
+    process = Process(config, lambda: say(line))
+    with suppress(KeyboardInterrupt, SystemExit):  # the signal once more, after a graceful end
+        process.run([listening])
+    if not process.started:
+        raise StrettoError("Expected the server to start, got the error above. Correct it and start again.")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, so that a taken port is reported before anything is loaded for it."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind((host, port))
+        except OSError:
+            found.close()
+            raise
+        return found
+    except OSError as error:
+        raise StrettoError(
+            f"Expected to listen on {host}, port {port}, got: {error.strerror or error}. "
+            "Choose another port or address."
+        ) from None

@@ -1,0 +1,221 @@
+"""One model behind the server: from texts to its scheduler and back to answers."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from torch import Tensor
+
+from stretto.budget.choose import within_cost
+from stretto.data.tokenise import Encoded
+from stretto.deploy.metrics import Metrics, ModelMetrics
+from stretto.deploy.scheduler import Answer, DeadlinePassed, Limits, QueueFull, Scheduler, Stopping
+from stretto.deploy.schema import ExplainRequest, MaxCost, ModelInfo, Options, Point
+from stretto.errors import StrettoError
+from stretto.model import AdaptiveModel
+from stretto.saving.points import budget_named
+
+#: Characters up to which a request is tokenised at once; more of them would keep other requests waiting.
+QUICK = 20_000
+
+
+class Refused(Exception):
+    """A request that is not answered: an HTTP code, what kind of error it is, and why."""
+
+    def __init__(self, code: int, kind: str, why: str) -> None:
+        super().__init__(why)
+        self.code, self.kind, self.why = code, kind, why
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The answers of one request."""
+
+    predictions: Sequence[Any]
+    logits: Sequence[Tensor]
+    """Of each sequence."""
+    answer: Answer
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Times in milliseconds; depth and cost are means over the inputs."""
+        count = len(self.predictions)
+        return {
+            "x-queue-time": f"{1000 * self.answer.queued:.3f}",
+            "x-inference-time": f"{1000 * self.answer.computed:.3f}",
+            "x-compute-tokens": str(int(self.answer.trace.lengths.sum())),
+            "x-depth": f"{sum(each.depth for each in self.predictions) / count:.2f}",
+            "x-cost": f"{sum(each.cost for each in self.predictions) / count:.4f}",
+        }
+
+
+class Served:
+    def __init__(
+        self, name: str, model: AdaptiveModel, limits: Limits, metrics: Metrics, *, batch: int, seconds: float,
+        threads: int | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.model, self.batch, self.seconds = name, model, batch, seconds
+        self.metrics = ModelMetrics(metrics, name, model)
+        self.scheduler = Scheduler(model, limits, threads)
+        metrics.queue_size.labels(name).set_function(lambda: self.scheduler.waiting)
+        metrics.live.labels(name).set_function(lambda: self.scheduler.live)
+        self.from_left = copy.copy(model.tokenizer)  # it drops the beginning of long texts
+        self.from_left.truncation_side = "left"
+
+    def warm_up(self) -> None:
+        """Let kernels be built and packages be imported before the first request, not by it; then begin to count."""
+        try:
+            text = self.model.task.check_input("a")
+            self.encode([text], left=False)
+        except StrettoError:  # it takes pairs, or a question with a context
+            text = self.model.task.check_input(("a", "a"))
+        for count in (1, 4, 16):
+            encoded = self.encode([text] * count, left=False)
+            answer = self.scheduler.submit(encoded.features, self.model.method.dial.off, 600.0).result()
+            self.model.decode(encoded, answer.logits, answer.trace)
+        self.scheduler.watch = self.metrics
+
+    # ---- answers
+
+    async def answer(self, request: Request, inputs: Sequence[Any], options: Options, *, left: bool = False) -> Result:
+        """The answers to these inputs, each in the form that the model's task takes."""
+        check_some(inputs)
+        if len(inputs) > self.batch:
+            raise too_large(f"at most {self.batch} inputs", f"{len(inputs)}. Send fewer at once")
+        dial = self.dial_of(options)
+        texts = [self.model.task.check_input(each) for each in inputs]
+        if sum(len(part) for text in texts for part in text) > QUICK:
+            encoded = await asyncio.to_thread(self.encode, texts, left)
+        else:
+            encoded = self.encode(texts, left)
+        if encoded.truncated and not options.truncate:
+            raise self.too_long(encoded.truncated)
+        seconds = self.seconds_of(options)
+        future = accepted(self.scheduler.submit, encoded.features, dial, seconds)
+        answer = await wanted(request, future, seconds)
+        predictions = self.model.decode(encoded, answer.logits, answer.trace).answers
+        return Result(predictions, answer.logits, answer)
+
+    def encode(self, texts: Sequence[tuple[str, ...]], left: bool) -> Encoded:
+        model = self.model
+        tokenizer = self.from_left if left else model.tokenizer
+        return model.task.encode(tokenizer, texts, model.max_length, words=model.method.reads_words)
+
+    async def explain(self, request: Request, body: ExplainRequest) -> dict[str, Any]:
+        """What became of each token; between two layers of what else goes on."""
+        from stretto.view.explain import explain
+
+        check_some([body.inputs])
+        dial, seconds = self.dial_of(body), self.seconds_of(body)
+        text = body.inputs if isinstance(body.inputs, str) else tuple(body.inputs)
+        self.model.task.check_input(text)
+        future = accepted(self.scheduler.call, lambda: explain(self.model, text, dial))
+        explained = await wanted(request, future, seconds)
+        if explained.truncated and not body.truncate:
+            raise self.too_long(1)
+        return explained.to_json()
+
+    def too_long(self, count: int) -> Refused:
+        return too_large(
+            f"texts of at most {self.model.max_length} tokens",
+            f"{count} that are longer. Shorten them, or set truncate to true",
+        )
+
+    # ---- what requests may say
+
+    def dial_of(self, options: Options) -> float:
+        model = self.model
+        if options.dial is not None and options.budget is not None:
+            raise StrettoError("Expected a dial or a budget, got both. Send one of them.")
+        if isinstance(options.budget, MaxCost):
+            point = within_cost(model.operating_points, options.budget.max_cost)
+            if point is None:
+                least = min((each.cost for each in model.operating_points), default=1.0)
+                raise StrettoError(
+                    f"Expected a max_cost of at least {least:.3f}, the cheapest measured point, got "
+                    f"{options.budget.max_cost:g}. Allow more."
+                )
+            return point.dial
+        if options.budget is not None:
+            return budget_named(model.operating_points, options.budget, model.dtype).dial
+        if options.dial is None:
+            return model.dial
+        return float(model.dials_of(options.dial, 1)[0])
+
+    def seconds_of(self, options: Options) -> float:
+        return self.seconds if options.deadline_ms is None else options.deadline_ms / 1000
+
+    @property
+    def info(self) -> ModelInfo:
+        model = self.model
+        n_texts = getattr(model.task, "n_texts", None)
+        points = [
+            Point(
+                dial=point.dial, score=point.to_json()["score"], cost=point.cost, depth=point.depth,
+                name=point.name or None, guaranteed=point.certificate is not None,
+            )
+            for point in model.operating_points
+        ]  # fmt: skip
+        return ModelInfo(
+            name=self.name, task=model.task.name, method=model.method.name, labels=model.task.label_names,
+            dtype=model.dtype, n_layers=model.backbone.n_layers, max_input_length=model.max_length, dial=model.dial,
+            dial_off=model.method.dial.off, dial_meaning=model.method.dial.meaning,
+            pairs=None if n_texts is None else n_texts == 2, points=points,
+        )  # fmt: skip
+
+
+def too_large(expected: str, got: str) -> Refused:
+    return Refused(413, "TooLarge", f"Expected {expected}, got {got}.")
+
+
+def check_some(inputs: Sequence[Any]) -> None:
+    """Refuse no inputs, and inputs without a character."""
+
+    def empty(value: Any) -> bool:
+        return not value or (not isinstance(value, str) and any(not part for part in value))
+
+    if empty(inputs) or any(map(empty, inputs)):
+        raise Refused(400, "Empty", "Expected some text, got an empty input. Leave it out.")
+
+
+def accepted(submit: Any, *arguments: Any) -> Any:
+    """The future of what a scheduler has taken, or the reason why it did not."""
+    try:
+        return submit(*arguments)
+    except QueueFull:
+        raise Refused(429, "Overloaded", "Expected room in the queue, got a full one. Try again later.") from None
+    except Stopping:
+        raise Refused(503, "Unhealthy", "Expected a running server, got a stopping one. Try another one.") from None
+
+
+async def wanted(request: Request, future: Any, seconds: float) -> Any:
+    """The result of a scheduler's future. Who leaves before it, or waits too long, gives it up."""
+    answer = asyncio.wrap_future(future)
+    leaving = asyncio.ensure_future(disconnected(request))
+    try:
+        done, _ = await asyncio.wait({answer, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if answer in done:
+            return answer.result()
+        if leaving in done:
+            raise ClientGone
+        raise DeadlinePassed
+    except DeadlinePassed:
+        why = f"Expected an answer within {seconds:g} s, got none. Try again later, or allow more time (deadline_ms)."
+        raise Refused(504, "Deadline", why) from None
+    finally:
+        leaving.cancel()
+        answer.cancel()  # nothing happens if it is done
+
+
+async def disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,302 @@
+"""The server: routes compatible with text-embeddings-inference, and a few more, over one scheduler per model.
+
+Nothing is executed from a model folder, no file is read on behalf of a request, and nothing is loaded from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from stretto import __version__
+from stretto.deploy.gate import Gate
+from stretto.deploy.metrics import Metrics
+from stretto.deploy.scheduler import Limits
+from stretto.deploy.schema import (
+    AnswerRequest,
+    Error,
+    Explained,
+    ExplainRequest,
+    Info,
+    ModelStats,
+    PredictRequest,
+    Score,
+    SpanAnswer,
+    Stats,
+    Tags,
+    TokensRequest,
+)
+from stretto.deploy.served import ClientGone, Refused, Served
+from stretto.errors import StrettoError
+from stretto.model import AdaptiveModel
+from stretto.tasks import LabelPrediction, SequenceTask, Span, Task, Tokens
+
+STATIC = Path(__file__).parent / "static"
+#: What each code means, for people and for OpenAPI.
+CODES = {
+    400: "Empty: an input without text",
+    401: "Unauthorized: no or another API key",
+    404: "NotFound: no such model or page",
+    405: "NotFound: another method is needed here",
+    413: "TooLarge: body, batch or text",
+    415: "Validation: not JSON",
+    422: "Validation: not what this route takes",
+    424: "WrongModel: the model has another task",
+    429: "Overloaded: the queue is full",
+    500: "Backend: the engine has failed",
+    503: "Unhealthy: the server is stopping",
+    504: "Deadline: no answer in time",
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": Error, "description": text} for code, text in CODES.items() if code not in (404, 405, 415)
+}
+NAMED: dict[int | str, dict[str, Any]] = {**ERRORS, 404: {"model": Error, "description": CODES[404]}}
+ModelName = Annotated[str | None, Query(description="Which model; default: the first that does this.")]
+
+
+@dataclass(frozen=True)
+class Settings:
+    limits: Limits = field(default_factory=Limits)
+    batch: int = 32
+    """Inputs per request."""
+    body: int = 2_000_000
+    """Bytes per request."""
+    seconds: float = 30.0
+    """Time for an answer, unless the request says otherwise."""
+    api_key: str | None = None
+    threads: int | None = None
+    """Of torch; None leaves it as it is."""
+
+
+class Server:
+    """The models behind an app."""
+
+    def __init__(self, models: Mapping[str, AdaptiveModel], settings: Settings) -> None:
+        self.settings, self.metrics, self.started = settings, Metrics(), time.monotonic()
+        self.stopping = False
+        self.served = {
+            name: Served(
+                name, model, settings.limits, self.metrics,
+                batch=settings.batch, seconds=settings.seconds, threads=settings.threads,
+            )
+            for name, model in models.items()
+        }  # fmt: skip
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        for served in self.served.values():
+            served.scheduler.start()
+            await asyncio.to_thread(served.warm_up)
+        try:
+            yield
+        finally:
+            self.stopping = True
+            for served in self.served.values():
+                await asyncio.to_thread(served.scheduler.stop)
+
+    def named(self, name: str | None, kind: Any) -> Served:
+        """The model of that name, or the first, whose task is of that `kind` (a class)."""
+        if name is not None and name not in self.served:
+            raise Refused(404, "NotFound", f"Expected a model among {', '.join(self.served)}; got '{name:.60}'.")
+        candidates = self.served.values() if name is None else [self.served[name]]
+        able = [each for each in candidates if isinstance(each.model.task, kind)]
+        if not able:
+            tasks = ", ".join(f"{each.name} ({each.model.task.name})" for each in self.served.values())
+            wanted = getattr(kind, "name", "classification or regression")
+            raise Refused(424, "WrongModel", f"Expected a model for {wanted}, got: {tasks}. Use another route.")
+        return able[0]
+
+
+def create_app(models: Mapping[str, AdaptiveModel], settings: Settings | None = None) -> FastAPI:
+    """An ASGI app that serves these models by name. The first one answers where no name is given."""
+    settings = settings or Settings()
+    server = Server(models, settings)
+    app = FastAPI(
+        title="stretto", version=__version__, lifespan=server.lifespan, docs_url=None, redoc_url=None,
+        description="Adaptive computation for Hugging Face encoders: easy texts are answered after few layers.",
+    )  # fmt: skip
+    app.state.server = server
+    add_answers(app, server)
+    add_views(app, server)
+    add_errors(app)
+    app.add_middleware(Gate, server=server)
+    if settings.api_key is not None:
+        secure(app)
+    return app
+
+
+def add_answers(app: FastAPI, server: Server) -> None:
+    """The routes that run a model."""
+
+    async def predict(request: Request, response: Response, body: PredictRequest, served: Served) -> Any:
+        inputs, is_batch = body.inputs, isinstance(body.inputs, list) and any(isinstance(e, list) for e in body.inputs)
+        if isinstance(inputs, list) and not is_batch and len(inputs) > 2:
+            raise StrettoError(
+                f'Expected one text, a pair, or a batch such as [["a"], ["b"]], got a flat list of {len(inputs)} '
+                "strings. Put each text in a list of its own."
+            )
+        left = body.truncation_direction.lower() == "left"
+        result = await served.answer(request, inputs if is_batch else [inputs], body, left=left)
+        response.headers.update(result.headers)
+        rows = [
+            scores_of(served.model.task, each, logits.tolist() if body.raw_scores else None)
+            for each, logits in zip(result.predictions, result.logits, strict=True)
+        ]
+        return rows if is_batch else rows[0]
+
+    @app.post("/predict", responses=ERRORS, tags=["text-embeddings-inference"])
+    async def predict_first(
+        request: Request, response: Response, body: PredictRequest
+    ) -> list[Score] | list[list[Score]]:
+        """Labels with their scores, best first, by the first model that gives some."""
+        return await predict(request, response, body, server.named(None, SequenceTask))
+
+    @app.post("/predict/{model}", responses=NAMED)
+    async def predict_named(
+        request: Request, response: Response, body: PredictRequest, model: str
+    ) -> list[Score] | list[list[Score]]:
+        """The same by a model of your choice."""
+        return await predict(request, response, body, server.named(model, SequenceTask))
+
+    @app.post("/tokens", responses=NAMED)
+    async def tokens(
+        request: Request, response: Response, body: TokensRequest, model: ModelName = None
+    ) -> Tags | list[Tags]:
+        """A tag for every word, and the entities they make."""
+        is_batch = isinstance(body.inputs, list)
+        result = await server.named(model, Tokens).answer(request, body.inputs if is_batch else [body.inputs], body)
+        response.headers.update(result.headers)
+        answers = [Tags(**asdict(each)) for each in result.predictions]
+        return answers if is_batch else answers[0]
+
+    @app.post("/answer", responses=NAMED)
+    async def answer(request: Request, response: Response, body: AnswerRequest, model: ModelName = None) -> SpanAnswer:
+        """The part of the context that answers the question."""
+        result = await server.named(model, Span).answer(request, [(body.question, body.context)], body)
+        response.headers.update(result.headers)
+        return SpanAnswer(**asdict(result.predictions[0]))
+
+    @app.post("/explain", responses=NAMED)
+    async def explain(request: Request, body: ExplainRequest, model: ModelName = None) -> Explained:
+        """Which token lives to which layer, and where the answer was given."""
+        return Explained(**await server.named(model, Task).explain(request, body))
+
+
+def scores_of(task: Task, prediction: LabelPrediction, logits: list[float] | None) -> list[Score]:
+    """As text-embeddings-inference has them: every label, the best first."""
+    if logits is not None:
+        scores = dict(zip(task.label_names or ["value"], logits, strict=True))
+    elif prediction.probabilities is None:
+        scores = {"value": float(prediction.label)}
+    else:
+        scores = prediction.probabilities
+    found = [Score(label=label, score=score) for label, score in scores.items()]
+    return sorted(found, key=lambda each: each.score, reverse=True)
+
+
+def add_views(app: FastAPI, server: Server) -> None:
+    """The routes that show something."""
+
+    @app.get("/info", responses={401: ERRORS[401]}, tags=["text-embeddings-inference"])
+    async def info() -> Info:
+        """The models and the limits."""
+        models = [served.info for served in server.served.values()]
+        first, limits = models[0], server.settings.limits
+        labels = {str(number): label for number, label in enumerate(first.labels)}
+        ids = {label: number for number, label in enumerate(first.labels)}
+        return Info(
+            model_id=first.name, model_dtype=first.dtype, version=__version__, models=models,
+            model_type={"classifier": {"id2label": labels, "label2id": ids}}, auto_truncate=True,
+            max_concurrent_requests=limits.queue, max_input_length=first.max_input_length,
+            max_batch_tokens=limits.live_tokens, max_client_batch_size=server.settings.batch,
+        )  # fmt: skip
+
+    @app.get("/health", responses={503: ERRORS[503]}, tags=["text-embeddings-inference"])
+    async def health() -> dict[str, str]:
+        """200 while requests are taken."""
+        if server.stopping:
+            raise Refused(503, "Unhealthy", "Expected a running server, got one that is stopping.")
+        return {"status": "ok"}
+
+    @app.get(
+        "/metrics", tags=["text-embeddings-inference"], response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, 401: ERRORS[401]},
+    )  # fmt: skip
+    async def metrics() -> Response:
+        """Counters and histograms for Prometheus."""
+        return Response(generate_latest(server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/stats", responses={401: ERRORS[401]})
+    async def stats() -> Stats:
+        """Live figures: answers, queue, and after which layer sequences left."""
+        models = {}
+        for name, served in server.served.items():
+            count = served.metrics.answered_sequences
+            models[name] = ModelStats(
+                answered=count, waiting=served.scheduler.waiting, live=served.scheduler.live,
+                depths=list(served.metrics.depths), mean_cost=served.metrics.total_cost / count if count else None,
+            )  # fmt: skip
+        return Stats(seconds=time.monotonic() - server.started, models=models)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(STATIC / "index.html")
+
+    app.mount("/static", StaticFiles(directory=STATIC))
+
+
+def add_errors(app: FastAPI) -> None:
+    """Every error has the same form, and none shows more than its reason."""
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> JSONResponse:
+        headers = {"retry-after": "1"} if error.code in (429, 503) else None
+        return JSONResponse({"error": error.why, "error_type": error.kind}, error.code, headers)
+
+    @app.exception_handler(StrettoError)
+    async def invalid(request: Request, error: StrettoError) -> JSONResponse:
+        return JSONResponse({"error": str(error), "error_type": "Validation"}, 422)
+
+    @app.exception_handler(RequestValidationError)
+    async def misshaped(request: Request, error: RequestValidationError) -> JSONResponse:
+        reasons = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:3]]
+        return JSONResponse({"error": "; ".join(reasons)[:500], "error_type": "Validation"}, 422)
+
+    @app.exception_handler(HTTPException)
+    async def other(request: Request, error: HTTPException) -> JSONResponse:
+        kind = CODES.get(error.status_code, "Validation").split(":")[0]
+        return JSONResponse({"error": str(error.detail), "error_type": kind}, error.status_code, error.headers)
+
+    @app.exception_handler(ClientGone)
+    async def gone(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": "The engine has failed; the log says why.", "error_type": "Backend"}, 500)
+
+
+def secure(app: FastAPI) -> None:
+    """Say in the OpenAPI description that a key is needed; `Gate` asks for it."""
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = described()
+        schema.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"key": []}]
+        schema["paths"]["/health"]["get"]["security"] = []
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
