@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from commands import ENVIRONMENT, run
 from stretto.cli.serve import named
 
 
-def answered(address: str) -> int:
+def accepted(address: str) -> int:
     with urllib.request.urlopen(address + "stats", timeout=60) as answer:
-        return json.load(answer)["models"]["saved"]["answered"]
+        return json.load(answer)["models"]["saved"]["accepted"]
 
 
 def test_serves_until_it_is_told_to_stop(model: Path) -> None:
@@ -45,8 +46,8 @@ def test_serves_until_it_is_told_to_stop(model: Path) -> None:
         clients = [threading.Thread(target=lambda: answers.append(post(batch))) for _ in range(4)]
         for client in clients:
             client.start()
-        while answered(address[0]) < 2:
-            pass  # until the first of them has been answered
+        while accepted(address[0]) < 1 + 4 * 32:
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         for client in clients:
             client.join(120)

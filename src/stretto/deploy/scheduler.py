@@ -126,6 +126,8 @@ class Scheduler:
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._stopping = False
         self._count = itertools.count()
+        self.accepted = 0
+        """Sequences that were let into the queue so far."""
         # of the loop's thread alone
         self._stepping = self._new_stepping()
         self._live: dict[int, tuple[Request, int]] = {}
@@ -153,6 +155,7 @@ class Scheduler:
                 work = len(feature["input_ids"]) * self.expected(dial)
                 key = request.arrived + work / AGING
                 heapq.heappush(self._queue, (key, next(self._count), request, number))
+            self.accepted += len(features)
             self._changed.notify()
         return request.future
 

@@ -176,9 +176,12 @@ class Info(BaseModel):
 
 
 class ModelStats(BaseModel):
+    """Counts of sequences: a text, or one of the windows of a long one."""
+
+    accepted: int = Field(description="Let into the queue so far.")
     answered: int
     waiting: int
-    live: int
+    live: int = Field(description="Inside the engine.")
     depths: list[int] = Field(description="Sequences that left after layer 1, 2, …")
     mean_cost: float | None
 

@@ -82,7 +82,7 @@ class Served:
             encoded = self.encode([text] * count, left=False)
             answer = self.scheduler.submit(encoded.features, self.model.method.dial.off, 600.0).result()
             self.model.decode(encoded, answer.logits, answer.trace)
-        self.scheduler.watch = self.metrics
+        self.scheduler.watch, self.scheduler.accepted = self.metrics, 0
 
     # ---- answers
 

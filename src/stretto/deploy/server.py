@@ -245,7 +245,8 @@ def add_views(app: FastAPI, server: Server) -> None:
         for name, served in server.served.items():
             count = served.metrics.answered_sequences
             models[name] = ModelStats(
-                answered=count, waiting=served.scheduler.waiting, live=served.scheduler.live,
+                accepted=served.scheduler.accepted, answered=count,
+                waiting=served.scheduler.waiting, live=served.scheduler.live,
                 depths=list(served.metrics.depths), mean_cost=served.metrics.total_cost / count if count else None,
             )  # fmt: skip
         return Stats(seconds=time.monotonic() - server.started, models=models)
