@@ -310,7 +310,7 @@ class AdaptiveModel(nn.Module):
         logits, trace = self.run_features(encoded.features, dials[of], batch_size)
         return self.decode(encoded, logits, trace)
 
-    def decode(self, encoded: Encoded, logits: Logits, trace: Trace) -> Answered:
+    def decode(self, encoded: Encoded, logits: Logits, trace: Trace | TextTrace) -> Answered:
         """The answers that the `logits` of all features give, and what they cost; `trace` has a row per feature."""
         of = torch.tensor(encoded.example_of)
         cost = Cost.of(trace, self.backbone).per_example(of, len(encoded.texts))
