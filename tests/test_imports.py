@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "stretto"
 #: Imports go up this list only: a room may use those before it.
 ROOMS = (
     "errors", "state", "data", "backbones", "engine", "tasks", "methods", "saving", "model", "budget", "training",
-    "deploy", "view", "bench", "cli",
+    "view", "deploy", "bench", "cli",
 )  # fmt: skip
 MODULES = sorted(SOURCE.rglob("*.py"))
 
