@@ -106,6 +106,7 @@ def test_what_is_found_is_stored_and_loads(reviews: Any, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing is left of the work
     loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
     assert loaded.method.config == model.method.config
+    assert len(loaded.method.scores.table) == len(model.method.scores.table) > 0  # what tokens are ranked by
     assert loaded.method.dial.sweep == tuple(point.dial for point in result.points)
     assert sweep(loaded, by_length(reviews), progress=False) == result.points
     assert [point.dial for point in loaded.operating_points] == list(loaded.method.dial.sweep)

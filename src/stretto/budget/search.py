@@ -273,7 +273,9 @@ def adopt(model: AdaptiveModel, full: Candidate, found: list[Candidate]) -> list
         costs=tuple(candidate.cost for candidate in frontier),
         frontier=tuple(candidate.lengths for candidate in frontier),
     )
-    model.method = LengthAdaptive(config, method.shape, method.task).eval()
+    scores, model.method = method.scores, LengthAdaptive(config, method.shape, method.task)
+    model.method.scores = scores  # what tokens are ranked by was counted or learned
+    model.method.eval()
     points = [dataclasses.replace(full.point, dial=model.method.dial.off), *(each.point for each in frontier)]
     model.operating_points = points
     model.dial = default_point(points, model.method.dial).dial
@@ -288,6 +290,7 @@ def plan_of(model: AdaptiveModel, data: Dataset, settings: SearchSettings, batch
         "data": dataset_digest(data),
         "settings": {name: value for name, value in dataclasses.asdict(settings).items() if name not in free},
         "length drop": searchable(model).config.length_drop,
+        "select": searchable(model).config.select,
         "batch size": batch_size,
         "dtype": model.dtype,
     }
