@@ -36,7 +36,7 @@ from stretto.saving.folder import (
     write_folder,
     write_points,
 )
-from stretto.saving.points import OperatingPoint, budget_named
+from stretto.saving.points import OperatingPoint, budget_named, promise_at, standing
 from stretto.state import Inputs, Trace
 from stretto.tasks import Logits, Prediction, Task
 
@@ -147,6 +147,15 @@ class AdaptiveModel(nn.Module):
             provenance=self.provenance,
             task={"name": self.task.name, **self.task.settings()},
         )
+
+    def promise(self, dial: float | None = None) -> str:
+        """What may be relied on at a dial (default: the model's own): a guarantee or an estimate, in words."""
+        dial = self.dial if dial is None else dial
+        return promise_at(self.operating_points, dial, self.dtype, off=self.method.dial.off)
+
+    def standing(self) -> str:
+        """The same of the model's own dial, in a word or two: 'guaranteed', 'estimate', 'full model'."""
+        return standing(self.operating_points, self.dial, self.dtype, off=self.method.dial.off)
 
     def acting(self, method: Method | None) -> AdaptiveModel:
         """The same model with one part of its method alone (None: itself); weights are shared."""

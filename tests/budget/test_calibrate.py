@@ -228,6 +228,25 @@ def test_a_budget_per_text_in_one_batch_is_as_running_them_apart(varied: Any) ->
         model.predict(texts, 0.3, budget="fast")
 
 
+def test_a_combination_has_budgets_like_any_other(tmp_path: Path) -> None:
+    """One dial for two methods: the budget says which dials of theirs it stands for."""
+    model = tiny_model("length_adaptive+deebert")
+    with torch.no_grad():
+        for parameter in model.method.parameters():
+            parameter.normal_(std=0.4, generator=torch.Generator().manual_seed(8))
+    for cost, name in ((0.4, "fast"), (0.8, "middle")):
+        calibrate(model, dataclasses.replace(REVIEWS, labels=None), Spend(cost), name=name)
+    model.save_pretrained(tmp_path / "m")
+    loaded = AdaptiveModel.from_pretrained(tmp_path / "m")
+    assert loaded.operating_points == model.operating_points
+    fast, middle = loaded.operating_points
+    assert fast.cost <= 0.4 < middle.cost <= 0.8 and len(fast.dials) == 2 and fast.dials != middle.dials
+    names = ["fast", "middle", "middle", "fast"]
+    together = loaded.predict(REVIEWS.texts[:4], budget=names)
+    apart = [loaded.predict(text, budget=name) for text, name in zip(REVIEWS.texts[:4], names, strict=True)]
+    assert [(a.label, a.depth, a.cost) for a in apart] == [(a.label, a.depth, a.cost) for a in together]
+
+
 # ---- how answers of each task are judged
 
 

@@ -53,14 +53,22 @@ def test_few_examples_choose_no_dial(n: int, chosen: int) -> None:
     points = [dataclasses.replace(each, n=n) for each in POINTS]
     assert default_point(points, Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS))) == points[chosen]
     reason = "the cheapest at most half a point" if chosen else f"{n} examples are too few to show a loss"
-    assert reason in how_chosen(points)
-    assert chosen or "200 are enough" in how_chosen(points)
+    assert reason in how_chosen(points, points[chosen])
+    assert chosen or "200 are enough" in how_chosen(points, points[chosen])
 
 
 def test_few_examples_keep_what_was_trained() -> None:
     points = [dataclasses.replace(each, n=30) for each in POINTS]
     dial = Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS), trained=0.1)
     assert default_point(points, dial) == points[1]
+
+
+def test_a_guarantee_comes_first() -> None:
+    points = [dataclasses.replace(each, n=30) for each in POINTS]
+    certificate = Certificate("right answers lost", 0.01, 0.95, 0.002, ((0.0, 1e-9),), 42, {})
+    guaranteed = dataclasses.replace(points[1], certificate=certificate)
+    assert default_point(points, Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS)), guaranteed) is guaranteed
+    assert how_chosen(points, guaranteed) == "the cheapest that is guaranteed to lose at most 1 %"
 
 
 def test_dials_worth_showing() -> None:

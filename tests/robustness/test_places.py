@@ -93,7 +93,7 @@ def test_a_finished_model_beside_an_unfinished_run(
         raise StrettoError("Expected a disk, got none. Buy one.")
 
     with monkeypatch.context() as patch:
-        patch.setattr("stretto.training.run.sweep", fail)
+        patch.setattr("stretto.training.run.set_default", fail)
         stopped = run(*args)
     assert stopped.stderr.endswith(
         f"Buy one. The work so far is in '{work}': the same command resumes it, --restart discards it.\n"

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from stretto.budget.choose import within_cost
 from stretto.budget.latency import most_expensive_within
 from stretto.budget.risk import Risk, Tested, in_order
-from stretto.budget.sweep import runs
+from stretto.budget.sweep import point_of, runs
 from stretto.data import Dataset
 from stretto.data.tokenise import Encoded
 from stretto.engine.cost import Cost
@@ -27,12 +29,23 @@ from stretto.saving.points import Certificate, OperatingPoint
 from stretto.saving.versions import versions
 
 
+class TooFewExamples(StrettoError):
+    """Nothing but the full model can be guaranteed."""
+
+    def __init__(self, message: str, needed: int | None) -> None:
+        super().__init__(message)
+        self.needed = needed
+        """Examples that might do; None: no number does."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """One dial on the calibration data: its operating point and its answers."""
 
     point: OperatingPoint
     answers: Sequence[Any]
+    cost: Cost
+    """Of each example."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +78,9 @@ class Material:
             answers = model.task.decode(logits, encoded)
             metrics = {} if self.data.labels is None else model.task.scores(logits, encoded, self.data.labels)
             cost = Cost.of(trace, model.backbone)
-            point = OperatingPoint(
-                dial, metrics.get(model.task.main_metric, float("nan")), cost.total, cost.mean_depth, metrics,
-                n=len(self.data), dtype=model.dtype,
-            )  # fmt: skip
-            yield Reading(point, answers)
+            point = point_of(model, dial, metrics, cost, len(self.data))
+            of = torch.tensor(encoded.example_of)
+            yield Reading(point, answers, cost.per_example(of, len(encoded.texts)))
 
 
 class Goal(ABC):
@@ -162,6 +173,9 @@ class Guarantee(Goal):
 
     def find(self, material: Material) -> OperatingPoint:
         risk = self.risk(material)
+        if len(material.dials) == 1:
+            name = material.model.method.name
+            raise StrettoError(f"Expected a method with a dial to find, got {name}. Train another, such as deebert.")
         points: list[OperatingPoint] = []
         tests = list(in_order(risk, self.losses_by_dial(material, points)))
         safe = risk.safe([test.p_value for test in tests])
@@ -184,20 +198,23 @@ class Guarantee(Goal):
             points.append(reading.point)
             yield reading.point.dial, self.losses(material, full, reading.answers)
 
-    def too_little(self, risk: Risk, tests: Sequence[Tested], n: int) -> StrettoError:
+    def too_little(self, risk: Risk, tests: Sequence[Tested], n: int) -> TooFewExamples:
         """Why only the full model can be guaranteed, and how many examples would be needed."""
         wanted = f"a loss of at most {100 * risk.allowed:g} % with {100 * risk.confidence:g} % confidence"
         if len(tests) == 1:  # the full model itself, which loses nothing
-            return StrettoError(
-                f"Expected at least {risk.examples_needed()} examples to guarantee {wanted}, even if nothing is "
-                f"lost, got {n}. Add examples, or allow more loss."
+            least = risk.examples_needed()
+            return TooFewExamples(
+                f"Expected at least {least} examples to guarantee {wanted}, even if nothing is lost, got {n}. "
+                "Add examples, or allow more loss.",
+                least,
             )
         failed = tests[-1]
         needed = risk.examples_needed(failed.loss)
         advice = f"About {needed} examples like these would do, or" if needed else "More would not help:"
-        return StrettoError(
+        return TooFewExamples(
             f"Expected examples that guarantee {wanted} at a dial below the full model, got {n} on which the first, "
-            f"{failed.dial:g}, loses {100 * failed.loss:.2f} % (p = {failed.p_value:.3g}). {advice} allow more loss."
+            f"{failed.dial:g}, loses {100 * failed.loss:.2f} % (p = {failed.p_value:.3g}). {advice} allow more loss.",
+            needed,
         )
 
 

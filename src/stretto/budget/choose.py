@@ -40,10 +40,17 @@ def within_loss(points: Sequence[OperatingPoint], loss: float = DEFAULT_LOSS) ->
     return min(good, key=lambda point: point.cost)
 
 
-def default_point(points: Sequence[OperatingPoint], dial: Dial) -> OperatingPoint:
-    """The default dial after training or search. If off was not trained, points are compared with the trained dial.
+def default_point(
+    points: Sequence[OperatingPoint], dial: Dial, guaranteed: OperatingPoint | None = None
+) -> OperatingPoint:
+    """The default of a model just trained or searched, by the first of three rules that applies:
 
-    With too few examples no dial is chosen: the full model stays the default."""
+    1. a guarantee was given: the point that has it;
+    2. too few examples: the model stays as it was trained, the full model in most cases;
+    3. an estimate: the cheapest point at most `DEFAULT_LOSS` below the full model. Where off was not trained, points
+       are compared with what was."""
+    if guaranteed is not None:
+        return guaranteed
     first = 0 if dial.trained is None else dial.sweep.index(dial.trained)
     return points[first] if too_few(points) else within_loss(points[first:])
 
@@ -53,9 +60,11 @@ def too_few(points: Sequence[OperatingPoint]) -> bool:
     return 0 < points[0].n < FEWEST
 
 
-def how_chosen(points: Sequence[OperatingPoint]) -> str:
-    """How the default dial was chosen, in words."""
+def how_chosen(points: Sequence[OperatingPoint], chosen: OperatingPoint) -> str:
+    """Why the default dial is what it is, in words: the rule of `default_point` that applied."""
     n = points[0].n
+    if chosen.certificate is not None:
+        return f"the cheapest that is guaranteed to lose at most {100 * chosen.certificate.risk:g} %"
     if too_few(points):
         return (
             f"the full model: {n} examples are too few to show a loss of half a point (one is {100 / n:.1f} points), "

@@ -12,7 +12,7 @@ Angelopoulos, Bates, Candès, Jordan, Lei: *Learn then Test: Calibrating Predict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import util
 
@@ -20,6 +20,8 @@ import numpy as np
 
 from stretto.errors import StrettoError
 
+#: What to do where there are no functions for guarantees.
+INSTALL = "Run `pip install 'stretto[calibrate]'` (mapie), which computes guarantees"
 #: Larger numbers of examples are not considered.
 MOST = 2**24
 
@@ -82,18 +84,24 @@ class Tested:
     p_value: float
 
 
-def in_order(risk: Risk, losses: Iterable[tuple[float, Sequence[float]]]) -> Iterator[Tested]:
-    """Test dials in their order, and end with the first that fails. Losses of later dials are not asked for."""
+def in_order(
+    risk: Risk, losses: Iterable[tuple[float, Sequence[float]]], p_value: Callable[[float, int], float] | None = None
+) -> Iterator[Tested]:
+    """Test dials in their order, and end with the first that fails. Losses of later dials are not asked for.
+
+    Who tests many times may pass a `risk.p_value` that remembers what it has computed."""
+    p_value = p_value or risk.p_value
     for dial, each in losses:
-        tested = Tested(dial, float(np.mean(each)), risk.p_value(float(np.mean(each)), len(each)))
+        tested = Tested(dial, float(np.mean(each)), p_value(float(np.mean(each)), len(each)))
         yield tested
         if tested.p_value > 1 - risk.confidence:
             return
 
 
+def have_mapie() -> bool:
+    return util.find_spec("mapie") is not None
+
+
 def require_mapie() -> None:
-    if util.find_spec("mapie") is None:
-        raise StrettoError(
-            "Expected the package mapie, which computes guarantees, got none. Run `pip install 'stretto[calibrate]'`, "
-            "or calibrate to a --cost or a latency, which need no guarantee."
-        )
+    if not have_mapie():
+        raise StrettoError(f"Expected the package mapie, got none. {INSTALL}, or calibrate to a --cost or a latency.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from stretto.data import Dataset
 from stretto.data.batches import batches
 from stretto.data.tokenise import Encoded, Feature
@@ -12,6 +14,7 @@ from stretto.engine.cost import Cost
 from stretto.engine.replay import record, replay
 from stretto.engine.written import TextTrace
 from stretto.errors import StrettoError
+from stretto.methods import Combined
 from stretto.model import AdaptiveModel
 from stretto.saving.points import OperatingPoint
 from stretto.state import Trace
@@ -45,9 +48,18 @@ def sweep(
         cost = Cost.of(trace, model.backbone)
         if isinstance(trace, TextTrace):
             metrics = {**metrics, "mflops_per_token": float(cost.flops.sum() / trace.decoder.steps.sum()) / 1e6}
-        score = metrics[model.task.main_metric]
-        points.append(OperatingPoint(dial, score, cost.total, cost.mean_depth, metrics, n=len(data), dtype=model.dtype))
+        points.append(point_of(model, dial, metrics, cost, len(data)))
     return points
+
+
+def point_of(model: AdaptiveModel, dial: float, metrics: dict[str, float], cost: Cost, n: int) -> OperatingPoint:
+    """What `n` examples gave at a dial; no metrics where they have no labels."""
+    method = model.method
+    parts = method.dials(torch.tensor([dial], dtype=torch.float64))[0].tolist() if isinstance(method, Combined) else ()
+    return OperatingPoint(
+        dial, metrics.get(model.task.main_metric, float("nan")), cost.total, cost.mean_depth, metrics,
+        dials=tuple(parts), n=n, dtype=model.dtype,
+    )  # fmt: skip
 
 
 def runs(

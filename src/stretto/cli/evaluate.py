@@ -85,7 +85,12 @@ def evaluate(
         "examples": len(examples),
         "truncated": encoded.truncated,
         "method": loaded.method.name,
-        "dial": {"name": loaded.method.dial.name, "off": loaded.method.dial.off, "default": loaded.dial},
+        "dial": {
+            "name": loaded.method.dial.name,
+            "off": loaded.method.dial.off,
+            "default": loaded.dial,
+            "promise": loaded.promise(),
+        },
         "main_metric": loaded.task.main_metric,
         "dtype": dtype,
         "points": [point.to_json() for point in points],
@@ -96,11 +101,16 @@ def evaluate(
         shown = worth_showing(points, loaded.dial) if wanted is None else points
         title = f"{loaded.method.name} on {len(examples)} examples; the dial is {loaded.method.dial.name}"
         title += f" ({len(shown)} of {len(points)} dials; --json has all)" if len(shown) < len(points) else ""
-        show_table(point_rows(shown, loaded.dial), point_formats(points), title=title)
+        show_table(point_rows(shown, loaded), point_formats(points), title=title)
         for name, signature in loaded.task.signatures().items():
             print(f"{name}: {signature}")
+        say(f"default dial {loaded.dial:g}: {loaded.promise()}")
     write_json(json, content)
     if plot is not None:
         full = next((point for point in points if point.dial == loaded.method.dial.off), None)
-        pareto_plot({loaded.method.name: points}, plot, full=full, metric=loaded.task.main_metric)
+        own = next((point for point in points if point.dial == loaded.dial), None)
+        pareto_plot(
+            {loaded.method.name: points}, plot, full=full, default=own, standing=loaded.standing(),
+            metric=loaded.task.main_metric,
+        )  # fmt: skip
         say(f"wrote {plot}")

@@ -88,15 +88,15 @@ def worth_showing(points: list[OperatingPoint], default: float, step: float = 0.
     return shown
 
 
-def point_rows(points: list[OperatingPoint], default: float | None = None) -> list[dict[str, Any]]:
-    """Operating points as rows of a table; the default dial is marked."""
+def point_rows(points: list[OperatingPoint], model: AdaptiveModel) -> list[dict[str, Any]]:
+    """Operating points as rows of a table; the model's own dial is marked, and whether it is guaranteed."""
     return [
         {
             "dial": point.dial,
             **point.metrics,
             "cost": point.cost,
             "depth": point.depth,
-            "": "default" if point.dial == default else "",
+            "": f"default ({model.standing()})" if point.dial == model.dial else "",
         }
         for point in points
     ]

@@ -95,6 +95,7 @@ def predict(
     else:
         write_rows(with_progress(predictor, records), Path(output))
         say(f"wrote {counted(predictor.count, 'answer')} to {output}; average cost {predictor.cost:.2f}")
+        say(f"dial {predictor.dial:g}: {loaded.promise(predictor.dial)}")
     say_cut(predictor.truncated, predictor.count, loaded)
 
 

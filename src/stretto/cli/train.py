@@ -54,7 +54,8 @@ class Run:
     data: str
     model: str
     output: str
-    method: str = "deebert"
+    method: str = ""
+    """Default: the best known for the task (`stretto.methods.default_method`)."""
     dev: str | None = None
     unlabelled: str | None = None
     text: str | None = None
@@ -101,7 +102,9 @@ def train(
     ] = None,
     model: Annotated[str | None, Option(help="Encoder to start from: a folder or a hub name.")] = None,
     output: Annotated[str | None, Option(help="Folder for the trained model.")] = None,
-    method: Annotated[str | None, Option(help="Method (`stretto methods` lists them); default: deebert.")] = None,
+    method: Annotated[
+        str | None, Option(help="Method (`stretto methods` lists them); default: best for the task.")
+    ] = None,
     dev: Annotated[str | None, Option(help="Labelled texts to measure on; default: a tenth of DATA.")] = None,
     unlabelled: Annotated[
         str | None, Option(metavar="FILE", help="Texts without labels; the full model's answers to them are learned.")
@@ -190,7 +193,7 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
     """Everything after the command line."""
     from transformers import set_seed
 
-    from stretto.methods import METHODS
+    from stretto.methods import METHODS, default_method
     from stretto.model import make_config
     from stretto.saving.folder import SETTINGS, quiet_transformers
     from stretto.saving.place import locked, refuse_finished, remove_work
@@ -198,6 +201,8 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
     from stretto.training.processes import wait_for_all
     from stretto.training.run import train as train_model
 
+    if not run.method:
+        run = dataclasses.replace(run, method=default_method(task_of(run)))
     sizes, loose = take_scratch(run.method, loose) if run.model.startswith(SCRATCH) else ({}, loose)
     config, arguments = sort_settings(run.method, loose)
     make_config(METHODS[run.method], config)  # unfit settings are named before any work is done
@@ -227,7 +232,16 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
             attention_dropout=run.attention_dropout, progress=is_main_process(), **arguments,
         )  # fmt: skip
     if is_main_process():
-        show_result(run, model)
+        show_result(run, model, dev_data)
+
+
+def task_of(run: Run) -> type[Task]:
+    """The task that is to be learned, or that MODEL knows."""
+    from stretto.saving.folder import load_config, load_task, read_folder
+
+    if "backbone" not in run.skip:
+        return TASKS[run.task or DEFAULT_TASK]
+    return type(load_task(run.model, load_config(run.model), read_folder(run.model)))
 
 
 def say_epochs(before: Any, config: Any, examples: int) -> None:
@@ -330,23 +344,46 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         ) from error
 
 
-def show_result(run: Run, model: AdaptiveModel) -> None:
+def show_result(run: Run, model: AdaptiveModel, dev: Dataset) -> None:
+    """The operating points, what to do next, and three lines for whoever has no time for them."""
     from stretto.budget.choose import how_chosen
+    from stretto.saving.points import relied_on
     from stretto.view.tables import show_table
 
-    points = model.operating_points
-    rows = point_rows(worth_showing(points, model.dial), model.dial)
+    points = [point for point in model.operating_points if not point.name]
+    rows = point_rows(worth_showing(points, model.dial), model)
     show_table(rows, point_formats(points), title=f"Operating points on the dev data ({len(rows)} of {len(points)})")
-    chosen = next(point for point in points if point.dial == model.dial)
+    chosen = relied_on(model.operating_points, model.dial, model.dtype)
+    assert chosen is not None  # the default was measured
     truncated = model.provenance.get("texts truncated", 0)
     if truncated:
         say(f"{truncated} texts were longer than {model.max_length} tokens and were truncated")
     kind = "csv" if model.task.flat else "jsonl"
     print(
-        f"\nSaved to {run.output}. Default dial: {model.method.dial.name} {model.dial:g}, {how_chosen(points)}.\n"
-        f"{model.task.main_metric} {chosen.score:.4f} at {chosen.cost:.0%} of its FLOPs.\n"
+        f"\nSaved to {run.output}. Default dial: {model.method.dial.name} {model.dial:g}, "
+        f"{how_chosen(points, chosen)}.\n"
         "\nTry:\n"
         f"  stretto evaluate {run.output} TEST.{kind} --plot curve.png\n"
         f"  stretto predict {run.output} TEXTS.{kind} --output answers.jsonl\n"
-        f"  stretto bench model {run.output} TEST.{kind}"
+        f"  stretto bench model {run.output} TEST.{kind}\n"
     )
+    for line in three_lines(model, dev):
+        print(line)
+
+
+def three_lines(model: AdaptiveModel, dev: Dataset) -> list[str]:
+    """Score before and after, how many times faster, what is guaranteed."""
+    from stretto.bench.faster import how_much_faster
+    from stretto.budget.risk import INSTALL, have_mapie
+    from stretto.saving.versions import cpu_name
+
+    measured = {point.dial: point for point in model.operating_points if not point.name}
+    before, after = (measured[dial].score for dial in (model.method.dial.off, model.dial))
+    full, hugging_face = how_much_faster(model, dev.texts)
+    missing = "" if have_mapie() or not model.task.judged else f". {INSTALL}"
+    return [
+        f"Score:  {model.task.main_metric} {before:.4f} before, {after:.4f} after ({len(dev)} dev texts).",
+        f"Speed:  {full.alone:.1f} times faster one text at a time and {full.bulk:.1f} times in bulk than the full "
+        f"model (than Hugging Face: {hugging_face.alone:.1f} and {hugging_face.bulk:.1f}), on {cpu_name()}.",
+        f"Promise: {model.promise()}{missing}.",
+    ]

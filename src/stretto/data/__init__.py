@@ -5,7 +5,7 @@ tokenise (texts to padded batches). `words` and `wordpiece` define what a word i
 """
 
 from stretto.data.columns import Columns, Gold
-from stretto.data.dataset import Dataset, Form, by_length, load, sample, split_off
+from stretto.data.dataset import Dataset, Form, by_length, divide, load, sample, split_off
 from stretto.data.records import Record, read
 
-__all__ = ["Columns", "Dataset", "Form", "Gold", "Record", "by_length", "load", "read", "sample", "split_off"]
+__all__ = ["Columns", "Dataset", "Form", "Gold", "Record", "by_length", "divide", "load", "read", "sample", "split_off"]

@@ -111,8 +111,14 @@ def sample(dataset: Dataset, count: int, seed: int) -> Dataset:
     """At most `count` random examples, in file order."""
     if count >= len(dataset):
         return dataset
-    chosen = np.random.default_rng(seed).choice(len(dataset), size=count, replace=False)
-    return _take(dataset, sorted(chosen.tolist()))
+    return divide(dataset, count, seed)[1]
+
+
+def divide(dataset: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
+    """What is left, and `count` random examples; both in file order. Labels are not looked at."""
+    chosen = set(np.random.default_rng(seed).choice(len(dataset), size=count, replace=False).tolist())
+    left = [i for i in range(len(dataset)) if i not in chosen]
+    return _take(dataset, left), _take(dataset, sorted(chosen))
 
 
 def by_length(dataset: Dataset) -> Dataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.errors import Registry
+from stretto.errors import Registry, StrettoError
 from stretto.methods.adapler import AdapLeR
 from stretto.methods.alberta import ALBERTa
 from stretto.methods.base import Dial, Method, Pass, Shape, Stage, Targets, TrainingBatch
@@ -22,6 +22,7 @@ from stretto.methods.power_bert import PowerBERT
 from stretto.methods.shallow_deep import ShallowDeep
 from stretto.methods.static_depth import StaticDepth
 from stretto.methods.token_halting import TokenHalting
+from stretto.tasks import Task
 
 ALL: tuple[type[Method], ...] = (
     Full, StaticDepth, ConstantRatio,
@@ -48,5 +49,21 @@ class Methods(Registry[type[Method]]):
 
 
 METHODS = Methods(ALL)
+#: The best known methods for people who name none; the first that can do the task is taken.
+DEFAULTS = ("deebert", "lte", "depth_adaptive", "length_adaptive")
 
-__all__ = ["METHODS", "Combined", "Dial", "Method", "Pass", "Shape", "Stage", "Targets", "TrainingBatch"]
+
+def default_method(task: Task | type[Task]) -> str:
+    """The method for a task where none is named."""
+    for name in DEFAULTS:
+        if METHODS[name].needs.met_by(task):
+            return name
+    able = [name for name, method in METHODS.items() if method.needs.met_by(task)]
+    raise StrettoError(
+        f"Expected a method for the task {task.name}, which has no default, got none. Name one: {', '.join(able)}."
+    )
+
+
+__all__ = [
+    "METHODS", "Combined", "Dial", "Method", "Pass", "Shape", "Stage", "Targets", "TrainingBatch", "default_method",
+]  # fmt: skip

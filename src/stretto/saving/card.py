@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stretto.methods import METHODS
 from stretto.saving.points import promise, promise_at
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ def model_card(folder: Folder, config: Any, task: Task) -> str:
         if points
         else "No operating points have been measured yet."
     )
+    dial = getattr(METHODS[folder.method], "dial", None)  # that of some methods depends on the model
+    dtype = next((point.dtype for point in folder.points if point.dial == folder.dial), "float32")
+    promised = promise_at(folder.points, folder.dial, dtype, off=dial.off if dial else None)
+    promised += "" if dtype == "float32" else f", in {dtype}"
     budgets = budget_table([point for point in folder.points if point.name])
     provenance = "\n".join(f"- {name}: {value}" for name, value in folder.provenance.items()) or "- not recorded"
     return f"""---
@@ -49,8 +54,7 @@ and ignores what stretto adds.
 
 ## Operating points
 
-Default dial: {folder.dial:g} ({promise_at(folder.points, folder.dial)}). Cost is the fraction of the full model's \
-FLOPs, deciders included.
+Default dial: {folder.dial:g} ({promised}). Cost is the fraction of the full model's FLOPs, deciders included.
 
 {table}
 

@@ -69,6 +69,8 @@ class OperatingPoint:
     latency: Latency | None = None
     certificate: Certificate | None = None
     """None: an estimate, nothing is guaranteed."""
+    needs: int | None = None
+    """Of an estimate: fresh examples that a guarantee would need, or might do with; None: not known."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON; fields with their default value are left out."""
@@ -137,12 +139,31 @@ def promise(point: OperatingPoint) -> str:
             f"{took.percentile:g} % of the batches of {took.batch} in {took.milliseconds:.3g} ms on {took.cpu}, "
             "as measured; no guarantee"
         )
-    return f"estimate on {point.n} examples, no guarantee" if point.n else "estimate, no guarantee"
+    measured = f"estimate on {point.n} examples, no guarantee" if point.n else "estimate, no guarantee"
+    return measured if point.needs is None else f"{measured} (one needs at least {point.needs} fresh examples)"
 
 
-def promise_at(points: Sequence[OperatingPoint], dial: float, dtype: str = "float32") -> str:
-    """What the points at a dial promise: one with a certificate counts first."""
+def relied_on(points: Sequence[OperatingPoint], dial: float, dtype: str = "float32") -> OperatingPoint | None:
+    """What is known of a dial: of several points there one with a certificate, else one that says what it needs."""
     here = [point for point in points if point.dial == dial and point.dtype == dtype]
-    certified = [point for point in here if point.certificate is not None]
-    found = next(iter([*certified, *here]), None)
+    return max(here, key=lambda point: (point.certificate is not None, point.needs is not None), default=None)
+
+
+def promise_at(
+    points: Sequence[OperatingPoint], dial: float, dtype: str = "float32", *, off: float | None = None
+) -> str:
+    """What may be relied on at a dial, in words; `off` is that of the full model."""
+    found = relied_on(points, dial, dtype)
+    if dial == off:
+        if found is None or found.needs is None:
+            return "the full model"
+        return f"the full model; a guarantee for less needs at least {found.needs} fresh examples"
     return "not measured" if found is None else promise(found)
+
+
+def standing(points: Sequence[OperatingPoint], dial: float, dtype: str = "float32", *, off: float | None = None) -> str:
+    """The same in a word or two, for tables and plots."""
+    found = relied_on(points, dial, dtype)
+    if dial == off:
+        return "full model"
+    return "not measured" if found is None else "estimate" if found.certificate is None else "guaranteed"

@@ -55,6 +55,8 @@ class Task(ABC):
     """Whether the answer to an input is either right or wrong (`correct`)."""
     one_of_labels: ClassVar[bool] = False
     """Whether an answer is one of the labels, and logits are their unnormalised log-probabilities."""
+    judged: ClassVar[bool] = False
+    """Whether `quality` judges answers with nothing but their labels, so that any model can be given a guarantee."""
     given_words: ClassVar[bool] = False
     """Whether inputs are lists of words."""
     flat: ClassVar[bool] = True

@@ -18,6 +18,7 @@ class Classification(SequenceTask):
     """Logits [B, C] are unnormalised log-probabilities of the C labels; labels are class numbers [B]."""
 
     name: ClassVar[str] = "classification"
+    judged: ClassVar[bool] = True
     main_metric = "accuracy"
     right_or_wrong: ClassVar[bool] = True
     one_of_labels: ClassVar[bool] = True

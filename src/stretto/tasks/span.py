@@ -72,6 +72,7 @@ class Span(Task):
     """Logits are [B, T, 2] (first, last); labels are [B, T]: bits START and END, IGNORED where nothing is read."""
 
     name: ClassVar[str] = "span"
+    judged: ClassVar[bool] = True
     form: ClassVar[Form] = Form(Questions, Given)
     answers: ClassVar[Literal["sequence", "token", "text"]] = "token"
     main_metric = "f1"

@@ -63,6 +63,7 @@ class Tokens(Task):
     """Logits are [B, T, C]; labels are [B, T], with `IGNORED` wherever there is no tag to learn."""
 
     name: ClassVar[str] = "tokens"
+    judged: ClassVar[bool] = True
     form: ClassVar[Form] = Form(Words, WordClasses)
     answers: ClassVar[Literal["sequence", "token", "text"]] = "token"
     given_words: ClassVar[bool] = True

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from stretto.budget.default import parts_of
 from stretto.data import Dataset
 from stretto.data.tokenise import Encoded
 from stretto.errors import StrettoError
@@ -75,16 +76,20 @@ class Plan:
         dev_data: Dataset,
         unlabelled: Dataset | None,
         arguments: dict[str, Any],
+        *,
+        guarantee: bool,
     ) -> None:
         if train_data.labels is None or dev_data.labels is None:
             raise StrettoError("Expected labelled training and dev data, got unlabelled. Name the label column.")
         check_names(arguments)
         self.arguments = with_defaults(arguments)
         self.model, self.stages = model, stages
+        seed = self.arguments["seed"]
+        self.choosing, self.fresh = parts_of(model, dev_data, seed) if guarantee else (dev_data, None)
         parts = {"train": train_data, "dev": dev_data}
         if unlabelled is not None:
             parts["unlabelled"] = unlabelled
-        self.sizes = {name: len(data) for name, data in parts.items()}
+        self.sizes = {**{name: len(data) for name, data in parts.items()}, "choosing": len(self.choosing)}
         self.digests = {name: dataset_digest(data) for name, data in parts.items()}
         self.truncated = 0
         self.digest = ""  # when checked
@@ -119,6 +124,7 @@ class Plan:
             "texts truncated": self.truncated,
             "seed": self.arguments["seed"],
             "operating points": "measured on the dev examples",
+            "checkpoints": f"chosen on {self.sizes['choosing']} of them",
             "plan": self.digest,
         }
 

@@ -22,9 +22,8 @@ from transformers import PrinterCallback, ProgressCallback, TrainingArguments, s
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from stretto.backbones import Backbone
-from stretto.budget.choose import default_point
+from stretto.budget.default import set_default
 from stretto.budget.frontier import set_frontier
-from stretto.budget.sweep import sweep
 from stretto.data import Dataset
 from stretto.data.tokenise import Encoded, EncodedDataset, collate
 from stretto.errors import StrettoError
@@ -55,6 +54,7 @@ def train(
     skip: str | Sequence[str] = (),
     unlabelled: Dataset | None = None,
     attention_dropout: float | None = None,
+    guarantee: bool = True,
     progress: bool = True,
     **arguments: Any,
 ) -> AdaptiveModel:
@@ -62,11 +62,14 @@ def train(
 
     `skip` names the stage or stages to leave out: 'backbone' if the encoder has already learned the task. On
     `unlabelled` texts, all stages after the fine-tuning learn the answers of the full model. `attention_dropout`
-    replaces the encoder's own in training; on a CPU, 0 makes steps on long texts faster. `arguments` are
-    `TrainingArguments` by their Hugging Face names, for every stage."""
+    replaces the encoder's own in training; on a CPU, 0 makes steps on long texts faster. `guarantee` keeps a part of
+    the dev data, if there are enough, for a default dial with a guarantee (see `stretto.budget.default`). `arguments`
+    are `TrainingArguments` by their Hugging Face names, for every stage."""
     skipped = [skip] if isinstance(skip, str) else skip
     with locked(output, main=is_main_process()), dropout_in_attention(model.backbone, attention_dropout):
-        return train_stages(model, train_data, dev_data, unlabelled, Path(output), skipped, progress, arguments)
+        return train_stages(
+            model, train_data, dev_data, unlabelled, Path(output), skipped, guarantee, progress, arguments
+        )
 
 
 def train_stages(
@@ -76,6 +79,7 @@ def train_stages(
     unlabelled: Dataset | None,
     output: Path,
     skip: Sequence[str],
+    guarantee: bool,
     progress: bool,
     arguments: dict[str, Any],
 ) -> AdaptiveModel:
@@ -100,26 +104,27 @@ def train_stages(
     check_place(output)
     work = Path(f"{output}.work")
     model.task.learn_from(train_data)
-    plan = Plan(model, stages, train_data, dev_data, unlabelled, arguments)
-    encoded = {"train": plan.encode(train_data), "dev": plan.encode(dev_data)}
+    plan = Plan(model, stages, train_data, dev_data, unlabelled, arguments, guarantee=guarantee)
+    encoded = {"train": plan.encode(train_data), "dev": plan.encode(plan.choosing)}
+    if plan.fresh is not None:
+        plan.encode(plan.fresh)
     material = Material(model, encoded["train"], unlabelled, work, progress)
     plan.check(work)  # inputs that cannot be encoded leave no plan behind
     for number, stage in enumerate(stages, start=1):
         if progress and is_main_process():
             tqdm.write(f"stage {number} of {len(stages)}: {stage.name}, {stage.epochs:g} epochs", file=sys.stderr)
         if stage.taught and any(each.best_by == "saving" for each in stages):
-            material.full_score(dev_data, encoded["dev"])  # before the model becomes another one
+            material.full_score(plan.choosing, encoded["dev"])  # before the model becomes another one
         folder = f"{number}-{stage.name}"
         with logs_in(Path(os.environ.get(LOGS, f"{output}.logs")) / folder):
-            run_stage(model, stage, work / folder, encoded, material, dev_data, plan.arguments, progress)
+            run_stage(model, stage, work / folder, encoded, material, plan.choosing, plan.arguments, progress)
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     if isinstance(model.method, Combined):
         set_frontier(model, encoded["dev"], progress=progress)
     if is_main_process():
-        model.operating_points = sweep(model, dev_data, progress=progress, encoded=encoded["dev"])
-        model.dial = default_point(model.operating_points, model.method.dial).dial
+        set_default(model, dev_data, plan.fresh, seed=plan.arguments["seed"], progress=progress)
         model.provenance = plan.provenance()
         model.save_pretrained(output)
         for finished in work.glob("[0-9]-*"):

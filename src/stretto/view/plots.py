@@ -25,10 +25,14 @@ def pareto_plot(
     path: str | Path,
     *,
     full: OperatingPoint | None = None,
+    default: OperatingPoint | None = None,
+    standing: str = "",
     metric: str = "score",
     title: str = "",
 ) -> None:
-    """Draw one curve of operating points per name; `full` is the full model, a star and a horizontal line."""
+    """Draw one curve of operating points per name; `full` is the full model, a star and a horizontal line.
+
+    `default` gets a ring, and the legend says whether it is guaranteed or an estimate (`standing`)."""
     from matplotlib.figure import Figure  # no pyplot: it keeps global state and looks for a display
 
     path = check_plot_path(path)
@@ -43,6 +47,11 @@ def pareto_plot(
     if full is not None:
         axes.axhline(full.score, color="0.6", linewidth=0.8, linestyle="--", zorder=0)
         axes.plot([full.cost], [full.score], linestyle="", marker="*", markersize=12, color="0.25", label="full model")
+    if default is not None:
+        axes.plot(
+            [default.cost], [default.score], linestyle="", marker="o", markersize=11, markerfacecolor="none",
+            markeredgewidth=1.6, color=COLOURS[1], label=f"default dial ({standing})",
+        )  # fmt: skip
     axes.set_xlabel("cost (fraction of the full model's FLOPs)")
     axes.set_ylabel(metric.replace("_", " "))
     axes.set_xlim(left=0)
