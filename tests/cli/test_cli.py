@@ -19,7 +19,7 @@ from stretto.training.trainer import StageTrainer
 
 VERBS = [
     "pretrain", "train", "evaluate", "search", "predict", "explain", "depths", "rationales", "bench engine",
-    "bench model",
+    "bench model", "bench guarantee",
     "methods", "demo",
 ]  # fmt: skip
 

@@ -115,6 +115,9 @@ class Row(Record):
     answers: dict[str, Any] | None = None
     """How the test inputs were answered at one dial: histograms of depth and of tokens left."""
 
+    guarantee: dict[str, Any] | None = None
+    """How often a guarantee held over random draws, and what it cost (`bench/guarantee.py`)."""
+
     @property
     def key(self) -> tuple[str, str, str, int]:
         return self.set, self.model, self.name, self.seed

@@ -21,6 +21,7 @@ from stretto.cli import (
     evaluate,
     explain,
     export,
+    guarantee,
     predict,
     pretrain,
     rationales,
@@ -59,6 +60,7 @@ app.add_typer(benches, name="bench")
 benches.command("engine", cls=Verb, epilog=examples(bench.ENGINE_EXAMPLES))(bench.engine)
 benches.command("decoder", cls=Verb, epilog=examples(bench.DECODER_EXAMPLES))(bench.decoder)
 benches.command("model", cls=Verb, epilog=examples(bench.MODEL_EXAMPLES))(bench.model)
+benches.command("guarantee", cls=Verb, epilog=examples(guarantee.EXAMPLES))(guarantee.guarantee)
 benches.command("report", cls=Verb, epilog=examples(bench.REPORT_EXAMPLES))(bench.report)
 app.command("methods", cls=Verb, epilog=examples(describe.METHODS_EXAMPLES))(describe.methods)
 app.command("backbones", cls=Verb)(describe.backbones)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from stretto.bench.report import depths, drops, engine, exits, registry, texts
+from stretto.bench.report import depths, drops, engine, exits, guarantees, registry, texts
 from stretto.bench.report.groups import groups_of
 from stretto.bench.report.plots import Panels, curve_panels, digest, draw, drawn_digest, exit_panels
 from stretto.bench.results import Row, load_all
@@ -56,6 +56,7 @@ class Pages:
             "engine-cells": partial(engine.cell_table, of_engine),
             "decoder": partial(texts.speed_table, self.rows("decoder")),
             "translation": partial(texts.score_table, self.rows("translation")),
+            "guarantee": partial(guarantees.study_table, self.rows("guarantee")),
             "recipes": lambda: registry.recipe_table(Suite.load(suites / "exits.yaml")),
             "methods": registry.method_table,
             "method-sections": registry.method_sections,
@@ -64,12 +65,13 @@ class Pages:
             "backbones": registry.backbone_table,
         }
 
-    def plots(self) -> dict[str, Panels]:
-        """By file in docs/images."""
+    def plots(self) -> dict[str, tuple[Panels, Callable[[Panels, Path], None]]]:
+        """By file in docs/images: what is drawn, and who draws it."""
         return {
-            "pareto.png": exit_panels(groups_of(self.rows("exits"))),
-            "drops.png": curve_panels(groups_of(self.rows("drops"))),
-            "depths.png": curve_panels(groups_of(self.rows("depths"))),
+            "pareto.png": (exit_panels(groups_of(self.rows("exits"))), draw),
+            "drops.png": (curve_panels(groups_of(self.rows("drops"))), draw),
+            "depths.png": (curve_panels(groups_of(self.rows("depths"))), draw),
+            "guarantee.png": (guarantees.study_panels(self.rows("guarantee")), guarantees.draw_studies),
         }
 
     def rewritten(self, text: str) -> str:
@@ -95,10 +97,10 @@ class Pages:
                 stale.append(page)
                 if write:
                     page.write_text(wanted, encoding="utf-8")
-        for name, drawn in self.plots().items():
+        for name, (drawn, drawer) in self.plots().items():
             path = self.root / "docs" / "images" / name
             if drawn and drawn_digest(path) != digest(drawn):
                 stale.append(path)
                 if write:
-                    draw(drawn, path)
+                    drawer(drawn, path)
         return stale
