@@ -30,7 +30,12 @@ def pools(name: str) -> list[dict[str, Any]]:
     return [{"pool": "mean"}, {"pool": "cls"}] if hasattr(METHODS[name].Config, "pool") else [{}]
 
 
-CASES = [(name, settings) for name in LABELLING for settings in pools(name)]
+#: The lengths of each text are chosen after layer 1.
+PER_INPUT: dict[str, Any] = {
+    "costs": (0.8, 0.6, 0.4), "frontier": ((0.9, 0.8, 0.8, 0.7), (0.8, 0.6, 0.5, 0.4), (0.6, 0.4, 0.3, 0.1)),
+    "prices": (1.0, 4.0, 20.0), "price_costs": (0.8, 0.6, 0.3),
+}  # fmt: skip
+CASES = [*((name, settings) for name in LABELLING for settings in pools(name)), ("length_adaptive", PER_INPUT)]
 
 
 def row(inputs: Inputs, index: int) -> Inputs:

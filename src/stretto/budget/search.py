@@ -31,6 +31,7 @@ from tqdm.auto import tqdm
 
 from stretto.budget.choose import default_point
 from stretto.budget.evolution import Lengths, area, constant_ratio, offspring, pareto_frontier, start_population
+from stretto.budget.per_input import fit_per_input
 from stretto.budget.sweep import sweep
 from stretto.data import Dataset, by_length, sample
 from stretto.data.tokenise import Encoded
@@ -134,11 +135,13 @@ def search(
     *,
     batch_size: int = 32,
     max_seconds: float | None = None,
+    per_input: bool = False,
     progress: bool = True,
 ) -> SearchResult:
     """Search on labelled data, set the configurations found, and save the model to `output`, its own folder or another.
 
-    `OUTPUT.search` keeps the measurements until the search is finished."""
+    `per_input` then fits a predictor that chooses a configuration for each text. `OUTPUT.search` keeps the measurements
+    until the search is finished."""
     settings = settings or SearchSettings()
     method = searchable(model)
     check_place(Path(output))
@@ -178,6 +181,8 @@ def search(
                 for each in tqdm([full, *found], desc="measuring", disable=not progress, leave=False)
             ]
         points = adopt(model, full, found)
+        if per_input:
+            points = fit_per_input(model, data, batch_size=batch_size, progress=progress)
         result = SearchResult(iterations, points, len(examples), finished)
         model.provenance = {
             **model.provenance,
@@ -267,15 +272,12 @@ def adopt(model: AdaptiveModel, full: Candidate, found: list[Candidate]) -> list
             "Expected texts that can be shortened, got only configurations that cost as much as the full model. "
             "Search on longer texts."
         )
-    method = searchable(model)
-    config = dataclasses.replace(
-        method.config,
+    model.method = searchable(model).changed(
         costs=tuple(candidate.cost for candidate in frontier),
         frontier=tuple(candidate.lengths for candidate in frontier),
+        prices=(),
+        price_costs=(),
     )
-    scores, model.method = method.scores, LengthAdaptive(config, method.shape, method.task)
-    model.method.scores = scores  # what tokens are ranked by was counted or learned
-    model.method.eval()
     points = [dataclasses.replace(full.point, dial=model.method.dial.off), *(each.point for each in frontier)]
     model.operating_points = points
     model.dial = default_point(points, model.method.dial).dial

@@ -44,6 +44,7 @@ EXAMPLES = """
 stretto search reviews-model dev.csv
 stretto search reviews-model dev.csv --limit 500 --iterations 15 --plot frontier.png
 stretto search reviews-model dev.csv --max-seconds 3600      # the same command resumes later
+stretto search reviews-model dev.csv --per-input             # and choose lengths for each text
 stretto search reviews-model dev.csv --output searched-model --json search.json
 
 An interrupted search resumes when the same command is given again.
@@ -62,6 +63,9 @@ def search(
     crossovers: Annotated[int, Option(min=0, help="Crossovers per iteration.")] = 30,
     population: Annotated[int, Option(min=2, help="Constant-ratio configurations to start from.")] = 20,
     patience: Annotated[int, Option(min=1, help="Stop after this many iterations without growth.")] = 5,
+    per_input: Annotated[
+        bool, Option("--per-input", help="Then learn to choose lengths for each text after layer 1.")
+    ] = False,
     max_seconds: Annotated[float | None, Option(min=0, help="Stop after this time and keep the result so far.")] = None,
     draws: Annotated[int, Option(min=1, help="Thresholds drawn, for a model that writes texts.")] = 10_000,
     seed: Seed = 42,
@@ -119,13 +123,14 @@ def search(
         elif work.exists():
             say(f"resuming the unfinished search in {work}")
         result = run_search(
-            loaded, examples, target, settings, batch_size=batch_size, max_seconds=max_seconds, progress=on_terminal()
-        )
+            loaded, examples, target, settings, batch_size=batch_size, max_seconds=max_seconds, per_input=per_input,
+            progress=on_terminal(),
+        )  # fmt: skip
     if json != STDOUT:
         show_table([iteration_row(iteration) for iteration in result.iterations], {"area": ".4f"}, title="The search")
         print()
         title = f"The frontier on {len(examples)} examples; the dial is {loaded.method.dial.name}"
-        show_table(point_rows(result.points, loaded.dial), {**point_formats(result.points), "dial": ".3f"}, title=title)
+        show_table(point_rows(result.points, loaded), {**point_formats(result.points), "dial": ".3f"}, title=title)
     write_json(
         json,
         {
@@ -173,7 +178,7 @@ def search_thresholds(
         loaded.save_pretrained(target)
     if json != STDOUT:
         title = f"What was found, on {len(examples)} examples; the dial is {loaded.method.dial.name}"
-        show_table(point_rows(points, loaded.dial), point_formats(points), title=title)
+        show_table(point_rows(points, loaded), point_formats(points), title=title)
     content = {"model": model, "data": data, "output": str(target), "examples": len(examples), "draws": draws}
     found = {"thresholds": loaded.method.config.thresholds, "points": [point.to_json() for point in points]}
     write_json(json, {**content, **found, "default_dial": loaded.dial, "versions": versions()})

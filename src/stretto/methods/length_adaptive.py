@@ -12,11 +12,13 @@ Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime
     (L_full + KL(full ‖ smallest) + Σ KL(full ‖ random)) / (n_s + 2) -> `LengthDrop.sandwich_loss`
     significance: attention received, drop between attention and FFN -> `LengthDrop.decide`, `stretto.methods.scores`
     evolutionary search                                              -> `stretto.budget.search`
+    a configuration per text (open in the paper)                     -> `PerInput`, `stretto.budget.per_input`
 
 Differs from the paper: configurations are fractions of the input's length, so that they apply to any input and each
 sequence of a batch is cut by its own length; significance is attention received and a table of words unless told
 otherwise (`select="attention"`: as published); LayerDrop spares the full model, which teaches the others; the
-configuration may differ from sequence to sequence of a batch, as the dial may.
+configuration may differ from sequence to sequence of a batch, as the dial may. With `stretto search --per-input` a
+predictor chooses the configuration of each text after layer 1, which then keeps all tokens.
 
 Dial: the budget. The most expensive configuration found by the search (before it: of constant ratio) whose cost on the
 search data was at most this. 1 is the full model.
@@ -27,10 +29,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from stretto.backbones.heads import READINGS
 from stretto.errors import StrettoError
 from stretto.methods.base import ANY_ANSWER, Dial, Shape, Stage, TrainingBatch
 from stretto.methods.scores import KeepsBest, ScoreConfig
@@ -60,6 +64,10 @@ class LengthAdaptiveConfig(LengthDropConfig):
     """Costs of the configurations the search found, falling; written by `stretto search`."""
     frontier: tuple[tuple[float, ...], ...] = ()
     """Those configurations: for each layer the fraction of the input's tokens that it keeps."""
+    prices: tuple[float, ...] = ()
+    """Prices at which each text chooses its configuration; written by `stretto search --per-input`."""
+    price_costs: tuple[float, ...] = ()
+    """What texts cost on average at these prices, falling."""
 
 
 def constant_ratio_lengths(ratio: float | Tensor, n_layers: int) -> Tensor:
@@ -126,13 +134,17 @@ class LengthDrop(KeepsBest):
         if isinstance(state.context, FixedLengths):
             fraction = state.context.fractions[state.layer - 1].to(state.dial)
         else:
-            fraction = self.lengths(state.dial)[:, state.layer - 1]
+            fraction = self.fraction(state)
         came_in = state.notes_of(self).sequences.setdefault("length", state.lengths)
         count = count_of(fraction, came_in)
         if bool((count >= state.lengths).all()):
             return Decision()
         score = self.score(state, count < state.lengths)
         return Decision(drop=drop_all_but(count, score, state), score=score)
+
+    def fraction(self, state: State) -> Tensor:
+        """[B] of its input that each sequence keeps in this layer."""
+        return self.lengths(state.dial)[:, state.layer - 1]
 
     def stages(self) -> list[Stage]:
         config = self.config
@@ -160,6 +172,34 @@ class LengthDrop(KeepsBest):
         return loss / (config.random_models + 2)
 
 
+class PerInput(nn.Module):
+    """Which configuration suits a text, predicted from the mean of its rows after layer 1.
+
+    A linear map predicts how far each configuration is from the full model's answer (the logarithm of the divergence).
+    A text takes the one with the least divergence + price · cost; the dial sets the price."""
+
+    def __init__(self, config: LengthAdaptiveConfig, d: int, costs: Tensor) -> None:
+        super().__init__()
+        self.linear = nn.Linear(d, len(costs) - 1)  # the full model is no distance away
+        self.costs = costs  # [F + 1]
+        self.prices = torch.tensor([0.0, *config.prices], dtype=torch.float64)  # [P + 1]
+        self.budgets = torch.tensor([1.0, *config.price_costs], dtype=torch.float64)  # [P + 1]
+
+    @property
+    def macs(self) -> int:
+        return self.linear.in_features * self.linear.out_features
+
+    def distances(self, pooled: Tensor) -> Tensor:
+        """[B, d] -> [B, F + 1] predicted divergence; a cheaper configuration is never predicted to be closer."""
+        predicted = self.linear(pooled).double().exp().cummax(dim=-1).values
+        return torch.cat([torch.zeros_like(predicted[:, :1]), predicted], dim=-1)
+
+    def choose(self, pooled: Tensor, budget: Tensor) -> Tensor:
+        """[B, d], [B] -> [B] index of a configuration."""
+        price = self.prices.to(budget.device)[within_budget(self.budgets, budget)]
+        return (self.distances(pooled) + price.unsqueeze(-1) * self.costs.to(budget.device)).argmin(dim=-1)
+
+
 class LengthAdaptive(LengthDrop):
     name = "length_adaptive"
     Config = LengthAdaptiveConfig
@@ -183,14 +223,44 @@ class LengthAdaptive(LengthDrop):
         self.dial = dataclasses.replace(type(self).dial, sweep=tuple(self.costs.tolist()))
         # searched lengths are ordered by their mean cost: a single text may cost more with the next one
         self.monotone = not config.frontier
+        self.per_input: PerInput | None = None
+        if config.prices:
+            self.per_input = PerInput(config, shape.d, self.costs)
+            self.points = frozenset({"between", "after"})
+            self.dial = dataclasses.replace(self.dial, sweep=tuple(self.per_input.budgets.tolist()))
+
+    def changed(self, **settings: Any) -> LengthAdaptive:
+        """Another one with other configurations, which scores tokens as this one does."""
+        other = LengthAdaptive(dataclasses.replace(self.config, **settings), self.shape, self.task)
+        other.scores = self.scores
+        return other.eval()
 
     def lengths(self, dial: Tensor) -> Tensor:
         return self.frontier.to(dial.device)[within_budget(self.costs, dial)]
 
+    def decide(self, state: State) -> Decision:
+        if state.point == "between":
+            return super().decide(state)
+        if self.per_input is not None and state.layer == 1 and not isinstance(state.context, FixedLengths):
+            asked = state.dial != self.dial.off  # who runs in full is not asked, and pays nothing
+            choice = self.per_input.choose(READINGS["mean"].of_rows(state.rows, state), state.dial)
+            state.notes_of(self).sequences["choice"] = torch.where(asked, choice, 0)
+            state.spend(asked * self.per_input.macs)
+        return Decision()
+
+    def fraction(self, state: State) -> Tensor:
+        if self.per_input is None:
+            return super().fraction(state)
+        if state.layer == 1:  # nothing is known of the text yet
+            return torch.ones_like(state.dial)
+        return self.frontier.to(state.dial.device)[state.notes_of(self).sequences["choice"], state.layer - 1]
+
 
 def check_frontier(config: LengthAdaptiveConfig, n_layers: int) -> None:
     fits = (
-        len(config.costs) == len(config.frontier)
+        len(config.prices) == len(config.price_costs)
+        and all(dear > cheap for dear, cheap in itertools.pairwise((1.0, *config.price_costs)))
+        and len(config.costs) == len(config.frontier)
         and all(len(lengths) == n_layers for lengths in config.frontier)
         and all(dear > cheap for dear, cheap in itertools.pairwise((1.0, *config.costs)))
         and all(
