@@ -35,7 +35,10 @@ def test_the_demo_on_its_own_texts(encoder: Path, tmp_path: Path, monkeypatch: p
     assert "200 texts to train on, 50 to choose the dial, 50 to test on" in result.stdout
     assert "Answering three texts" in result.stdout
     results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert results["table"][0]["model"] == "full"
+    names = [row["model"] for row in results["table"]]
+    assert names[0] == "full" and names[-1] == "full in ONNX Runtime, int8" and names[-2].endswith(", int8")
+    assert all(row["× HF, batch 32"] > 0 and 0 <= row["accuracy"] <= 1 for row in results["table"])
+    assert "299 fresh examples" in results["default_promise"]
     assert len(results["answers"]) == 3
     assert {"label", "score", "depth", "cost"} <= set(results["answers"][0])
     assert "<table>" in (tmp_path / "out" / "report.html").read_text()
@@ -73,7 +76,7 @@ def test_an_interrupted_demo_goes_on(encoder: Path, tmp_path: Path, monkeypatch:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("stretto.training.run.sweep", stop)  # training is done, nothing is saved yet
+        patch.setattr("stretto.training.run.set_default", stop)  # training is done, nothing is saved yet
         assert run("demo", *args).exit_code == 130
     assert not (tmp_path / "out" / "model").exists()
     with monkeypatch.context() as patch:

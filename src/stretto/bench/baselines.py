@@ -14,12 +14,17 @@ from torch import Tensor, nn
 
 from stretto.backbones import Backbone
 from stretto.bench.timing import Step
+from stretto.data import Dataset
+from stretto.data.batches import batches
 from stretto.deploy.onnx import quantise, quiet_exporter
 from stretto.engine.cost import full_flops
 from stretto.engine.linear import product
 from stretto.engine.packed import PackedEngine
+from stretto.model import AdaptiveModel
 from stretto.state import Inputs, Trace
 
+#: Texts that are scored at once.
+BATCH = 32
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -114,6 +119,20 @@ class OnnxRuntime:
         names = known_names(self.model)
         feeds = [{name: tensor(inputs, name).numpy() for name in names} for inputs in batches]
         return [partial(self.sessions[dtype].run, None, feed) for feed in feeds]
+
+    def scores(self, model: AdaptiveModel, data: Dataset, dtype: str) -> dict[str, float]:
+        """Of the exported full model on labelled data."""
+        encoded = model.encode(data.texts)
+        pool = list(batches(encoded.features, model.tokenizer.pad_token_id, BATCH))
+        rows: list[Any] = []
+        for inputs, step in zip(pool, self.steps(pool, dtype), strict=True):
+            logits = torch.from_numpy(step()[0])  # type: ignore[index]
+            if logits.dim() == 2:
+                rows.append(logits)
+            else:  # an answer for every token: without padding
+                rows += [part[:length] for part, length in zip(logits, inputs.attention_mask.sum(1), strict=True)]
+        answered = rows if model.task.answers == "token" else torch.cat(rows)
+        return model.task.scores(answered, encoded, data.labels or [])
 
     def session(self, path: Path) -> Any:
         import onnxruntime

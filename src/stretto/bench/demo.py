@@ -11,24 +11,27 @@ import bz2
 import csv
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata, util
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from stretto.bench.model import bench_model, gains_by_dial
+from stretto.bench.demo_table import FORMATS, lines_of, table
 from stretto.bench.next_steps import next_commands
+from stretto.budget.calibrate import TooFewExamples, calibrate
 from stretto.budget.choose import dials_to_show
+from stretto.budget.default import GOAL, parts_of
 from stretto.budget.sweep import sweep
 from stretto.data import Columns, Dataset, load, sample, split_off
 from stretto.data.records import GUESS
 from stretto.errors import StrettoError
-from stretto.methods import METHODS
+from stretto.methods import default_method
 from stretto.model import AdaptiveModel
 from stretto.saving.files import write_json, write_text, writing
 from stretto.saving.folder import quiet_transformers
-from stretto.saving.points import OperatingPoint
 from stretto.saving.same_run import hold_to
 from stretto.saving.versions import cpu_name, versions
 from stretto.tasks import TASKS, LabelPrediction
@@ -44,8 +47,6 @@ SENTENCES: list[tuple[str, ...]] = [
     ("Dull, endless and a waste of everybody's time.",),
     ("Not as bad as its trailer promised, though hardly the masterpiece its admirers would have it be.",),
 ]
-CLOCKED = (1, 32)  # batch sizes
-FORMATS = {"cost": ".2f", "depth": ".2f", **{f"× {who}, batch {b}": ".2f" for who in ("full", "HF") for b in CLOCKED}}
 ANSWER_FORMATS = {"score": ".3f", "cost": ".2f"}
 PLOT = "score-over-cost.png"
 
@@ -70,8 +71,7 @@ class Demo:
 
     @property
     def method(self) -> str:
-        """deebert where the task allows, else lte."""
-        return "deebert" if METHODS["deebert"].needs.met_by(TASKS[self.task]) else "lte"
+        return default_method(TASKS[self.task])
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,17 @@ def run_demo(
         fit(demo, parts, folder, progress)
     model = AdaptiveModel.from_pretrained(folder)
 
+    report_step(f"     default dial: {model.promise()}")
+    quick = in_int8(demo, model, parts, folder)
+
     report_step("3/5  Measuring on the test texts: score, cost and depth")
     points = sweep(model, parts.test, progress=progress)
-    report_step("4/5  Measuring time against the full model and against Hugging Face")
-    shown = dials_to_show(model.operating_points, model.dial)
-    dials = [dial for dial in shown if dial != model.method.dial.off]
-    gains = bench_model(model, parts.test.texts, dials, CLOCKED, demo.rounds, demo.seed, progress=progress)
-    rows = table(model, points, gains, dials)
+    measured = [point for point in model.operating_points if not point.name]
+    dials = [dial for dial in dials_to_show(measured, model.dial) if dial != model.method.dial.off]
+    with TemporaryDirectory() as work:
+        lines = list(lines_of(model, quick, points, dials, parts.test, Path(work)))
+        report_step("4/5  Measuring time against the full model, Hugging Face and ONNX Runtime")
+        rows = table(model, lines, parts.test.texts, demo.rounds, demo.seed)
     show_table(rows, table_formats(model), title=f"\n{model.task.main_metric} and time on {len(parts.test)} test texts")
 
     report_step("\n5/5  Answering three texts")
@@ -120,11 +124,13 @@ def run_demo(
 
     pareto_plot(
         {model.method.name: points}, output / PLOT, full=points[0], metric=model.task.main_metric,
+        default=next(point for point in points if point.dial == model.dial), standing=model.standing(),
         title=f"{len(parts.test)} test texts",
     )  # fmt: skip
     results = {
         "demo": asdict(demo), "cpu": cpu_name(), "versions": versions(), "default_dial": model.dial, "table": rows,
-        "answers": answers, "points": [point.to_json() for point in points], "gains": gains,
+        "answers": answers, "points": [point.to_json() for point in points],
+        "default_promise": model.promise(),
     }  # fmt: skip
     write_json(output / "results.json", results)
     page = report(model, parts, rows, answers, output)
@@ -221,30 +227,19 @@ def fit(demo: Demo, parts: Parts, folder: Path, progress: bool) -> None:
         train(model, parts.train, parts.dev, folder, progress=progress, seed=demo.seed)
 
 
+def in_int8(demo: Demo, model: AdaptiveModel, parts: Parts, folder: Path) -> AdaptiveModel:
+    """The same model in int8, calibrated as such where the dev texts allow it; the budget is kept with the others."""
+    quick = AdaptiveModel.from_pretrained(folder, dtype="int8")
+    fresh = parts_of(quick, parts.dev, demo.seed)[1]
+    if fresh is not None:
+        with suppress(TooFewExamples):
+            quick.dial = calibrate(quick, fresh, GOAL, seed=demo.seed).dial
+            model.operating_points = quick.operating_points
+            model.save_points(folder)
+    return quick
+
+
 # ---- results ------------------------------------------------------------------------------------------------
-
-
-def table(
-    model: AdaptiveModel, points: Sequence[OperatingPoint], gains: Sequence[dict[str, Any]], dials: Sequence[float]
-) -> list[dict[str, Any]]:
-    """The full model, then each dial: chosen on the dev texts, measured on the test texts."""
-    by_dial, measured = gains_by_dial(gains), {point.dial: point for point in points}
-    rows = []
-    for dial in (None, *dials):
-        point = points[0] if dial is None else measured[dial]
-        clock = by_dial[dial]
-        rows.append(
-            {
-                "model": "full" if dial is None else f"{model.method.dial.name} {dial:g}",
-                model.task.main_metric: point.score,
-                "cost": 1.0 if dial is None else point.cost,
-                "depth": float(model.backbone.n_layers) if dial is None else point.depth,
-                **{f"× full, batch {size}": clock[size]["time_gain"] for size in CLOCKED},
-                **{f"× HF, batch {size}": clock[size]["time_gain_vs_huggingface"] for size in CLOCKED},
-                "": "default" if model.dial == (model.method.dial.off if dial is None else dial) else "",
-            }
-        )
-    return rows
 
 
 def table_formats(model: AdaptiveModel) -> dict[str, str]:
@@ -266,7 +261,7 @@ def report(
     model: AdaptiveModel, parts: Parts, rows: list[dict[str, Any]], answers: list[dict[str, Any]], output: Path
 ) -> Report:
     score = model.task.main_metric
-    best = next((row for row in rows if row[""]), rows[0])
+    best = next((row for row in rows if row[""].startswith("default")), rows[0])
     made = "; ".join(f"{name} {version}" for name, version in versions().items())
     lead = (
         f"{model.method.name} on {model.backbone.n_layers} layers, trained on {len(parts.train)} texts: at its default "
@@ -276,7 +271,7 @@ def report(
     notes = (
         "Cost is the fraction of the full model's FLOPs, deciders included. × full and × HF say how many times faster "
         "than the full model on the same packed engine, and than Hugging Face on padded batches. Dials were chosen on "
-        f"the dev texts. Measured on: {cpu_name()}; {made}."
+        f"the dev texts; the default dial: {model.promise()}. Measured on: {cpu_name()}; {made}."
     )
     tables = {"": (rows, table_formats(model)), "Three answers": (answers, ANSWER_FORMATS)}
     return Report("stretto demo", lead, tables, output / PLOT, notes, next_commands(output, parts.sentences[0]))

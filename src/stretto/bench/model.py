@@ -134,11 +134,3 @@ def full_method(model: AdaptiveModel) -> Method:
     full = METHODS["full"]
     backbone = model.backbone
     return full(full.Config(), Shape(backbone.d, backbone.n_layers, backbone.n_labels), model.task).eval()
-
-
-def gains_by_dial(rows: Sequence[dict[str, Any]]) -> dict[float | None, dict[int, dict[str, Any]]]:
-    """The rows again, as {dial: {batch size: row}}."""
-    found: dict[float | None, dict[int, dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(row["dial"], {})[row["batch_size"]] = row
-    return found

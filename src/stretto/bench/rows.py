@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from stretto.bench.baselines import OnnxRuntime, padded_flops
+from stretto.bench.baselines import BATCH, OnnxRuntime, padded_flops
 from stretto.bench.results import HF, HF_SORTED, ONNX, Point, Row
 from stretto.bench.suite import DEFAULT_SEED, FULL_ROW, Recipe, SetSpec, Suite
 from stretto.budget.search import SearchSettings, search
@@ -45,7 +45,6 @@ from stretto.training.run import train
 from stretto.training.scratch import ScratchConfig, from_nothing
 from stretto.view.rationales import agreement, load_rationales
 
-BATCH = 32
 #: Bins of the histogram of tokens that are left in the last layer run.
 BINS = 10
 
@@ -145,8 +144,8 @@ class Bench:
             start = self.folder / recipe.start
             model = AdaptiveModel.from_pretrained(start, recipe.method, max_length=spec.max_length, **recipe.settings)
         train(
-            model, self.parts["train"], self.parts["dev"], self.folder / row, skip=recipe.skip, progress=False,
-            seed=self.seed, bf16=spec.bf16 and has_bf16(), attention_dropout=spec.attention_dropout,
+            model, self.parts["train"], self.parts["dev"], self.folder / row, skip=recipe.skip, guarantee=False,
+            progress=False, seed=self.seed, bf16=spec.bf16 and has_bf16(), attention_dropout=spec.attention_dropout,
             per_device_train_batch_size=BATCH // spec.accumulate, gradient_accumulation_steps=spec.accumulate,
         )  # fmt: skip
 
@@ -318,25 +317,10 @@ class Bench:
         metrics, score, dtype = full.metrics, full.score, "float32"
         if name not in (HF, HF_SORTED):
             dtype = "float32" if name == ONNX else "int8"
-            metrics = self.onnx_scores(model, dtype)
+            metrics = self.onnx(model).scores(model, self.parts["test"], dtype)
             score = metrics[model.task.main_metric]
         point = Point(0.0, score, cost, full.depth, metrics, dtype=dtype)
         return Row(**self.identity(name, name), epochs=self.spec.epochs, points=[point])
-
-    def onnx_scores(self, model: AdaptiveModel, dtype: str) -> dict[str, float]:
-        """Scores of the exported full model on the test data."""
-        data = self.parts["test"]
-        encoded = model.encode(data.texts)
-        pool = list(batches(encoded.features, model.tokenizer.pad_token_id, BATCH))
-        rows: list[Any] = []
-        for inputs, step in zip(pool, self.onnx(model).steps(pool, dtype), strict=True):
-            logits = torch.from_numpy(step()[0])  # type: ignore[index]
-            if logits.dim() == 2:
-                rows.append(logits)
-            else:  # an answer for every token: without padding
-                rows += [part[:length] for part, length in zip(logits, inputs.attention_mask.sum(1), strict=True)]
-        answered = rows if model.task.answers == "token" else torch.cat(rows)
-        return model.task.scores(answered, encoded, data.labels or [])
 
     def onnx(self, model: AdaptiveModel) -> OnnxRuntime:
         folder = self.folder / "onnx"
