@@ -30,14 +30,18 @@ def test_a_text_takes_the_least_distance_and_price() -> None:
     with torch.no_grad():
         per_input.linear.weight.copy_(torch.eye(2))
         per_input.linear.bias.zero_()
+
+    def budget(value: float) -> torch.Tensor:
+        return torch.full((3,), value, dtype=torch.float64)
+
     pooled = torch.tensor([[-3.0, -2.0], [-3.0, 1.0], [2.0, -5.0]])
     near = per_input.distances(pooled)
     assert torch.allclose(near[0], torch.tensor([0, -3.0, -2.0]).exp().double() * torch.tensor([0.0, 1, 1]), atol=1e-6)
     assert near[2, 2] == near[2, 1]  # cheaper is not closer
-    assert per_input.choose(pooled, torch.full((3,), 1.0)).tolist() == [0, 0, 0]  # the price is nothing
+    assert per_input.choose(pooled, budget(1.0)).tolist() == [0, 0, 0]  # the price is nothing
     # .05 + .5, .14 + .2; .05 + .5, 2.7 + .2; 7.4 + .5, 7.4 + .2; the full model: 1
-    assert per_input.choose(pooled, torch.full((3,), 0.7)).tolist() == [2, 1, 0]
-    assert per_input.choose(pooled, torch.full((3,), 0.3)).tolist() == [2, 2, 2]
+    assert per_input.choose(pooled, budget(0.7)).tolist() == [2, 1, 0]
+    assert per_input.choose(pooled, budget(0.3)).tolist() == [2, 2, 2]
     assert per_input.macs == 4
 
 
@@ -49,7 +53,7 @@ def test_least_squares() -> None:
     weight, bias = ridge(x, y)
     assert torch.allclose(weight, truth, atol=0.3) and torch.allclose(bias, torch.full((3,), 2.0).double(), atol=0.1)
     noise = torch.randn(200, 3, dtype=torch.float64, generator=dice)
-    assert ridge(x, noise)[0].abs().max() < 0.01  # nothing to learn: the same for all
+    assert ridge(x, noise)[0].abs().max() < 0.05  # nothing to learn: the same for all
     assert solve(x, y, 1e6)[0].abs().max() < 1e-4
 
 
