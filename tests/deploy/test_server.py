@@ -197,6 +197,7 @@ def test_info_metrics_and_stats(client: TestClient) -> None:
     assert info["model_id"] == "reviews" and info["max_client_batch_size"] == 4
     assert [model["name"] for model in info["models"]] == ["reviews", "tags", "questions", "stars"]
     assert info["models"][0]["points"][-1]["name"] == "quick"
+    assert info["models"][0]["promise"] == "not measured"
     stats = client.get("/stats").json()["models"]["reviews"]
     assert stats["depths"][0] >= 1 and stats["answered"] == sum(stats["depths"])
     metrics = client.get("/metrics").text

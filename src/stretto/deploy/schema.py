@@ -156,6 +156,7 @@ class ModelInfo(BaseModel):
     dial: float
     dial_off: float
     dial_meaning: str
+    promise: str = Field(description="What may be relied on at the default dial: a guarantee, or an estimate.")
     pairs: bool | None = Field(description="Whether it takes pairs of texts; null if that is not known.")
     points: list[Point]
 

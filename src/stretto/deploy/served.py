@@ -168,7 +168,7 @@ class Served:
         return ModelInfo(
             name=self.name, task=model.task.name, method=model.method.name, labels=model.task.label_names,
             dtype=model.dtype, n_layers=model.backbone.n_layers, max_input_length=model.max_length, dial=model.dial,
-            dial_off=model.method.dial.off, dial_meaning=model.method.dial.meaning,
+            dial_off=model.method.dial.off, dial_meaning=model.method.dial.meaning, promise=model.promise(),
             pairs=None if n_texts is None else n_texts == 2, points=points,
         )  # fmt: skip
 

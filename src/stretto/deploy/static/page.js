@@ -66,7 +66,7 @@ function showPoint() {
   if (point.cost !== null) fact("cost", percent(point.cost));
   if (point.depth !== null) fact("average depth", point.depth.toFixed(1));
   fact("dial", String(+point.dial.toFixed(4)));
-  if (point.dial === model().dial) parts.push(make("span", "mark", " · the model's own"));
+  if (point.dial === model().dial) parts.push(make("span", "mark", ` · the model's own (${model().promise})`));
   $("point").replaceChildren(...parts);
   $("dial").setAttribute("aria-valuetext", $("point").textContent);
 }
