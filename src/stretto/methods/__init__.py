@@ -39,8 +39,12 @@ class Methods(Registry[type[Method]]):
         super().__init__("method", {each.name: each for each in methods}, hint="`stretto methods` describes them.")
         self.combined: dict[str, type[Method]] = {}
 
+    def __contains__(self, name: object) -> bool:
+        parts = name.split("+") if isinstance(name, str) and name.count("+") == 1 else [name]
+        return all(Registry.__contains__(self, part) for part in parts)
+
     def __getitem__(self, name: str) -> type[Method]:
-        if isinstance(name, str) and name.count("+") == 1 and name not in self:
+        if isinstance(name, str) and name.count("+") == 1 and name not in self.entries:
             if name not in self.combined:
                 first, second = name.split("+")
                 self.combined[name] = combination(self[first], self[second])
