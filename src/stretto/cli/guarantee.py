@@ -70,6 +70,7 @@ def guarantee(
     say(f"{len(examples)} texts")
     material = Material(loaded, examples, batch_size, seed, on_terminal())
     encoder = f"{loaded.encoder.config.model_type}, {loaded.backbone.n_layers} layers of {loaded.backbone.d}"
+    trained = {"training examples": None, "dev examples": None, **loaded.provenance}
     rows = []
     for goal, found in zip(goals, record(material, goals), strict=True):
         rows.append(
@@ -78,7 +79,8 @@ def guarantee(
                 name=f"{loaded.method.name} {goal.name} {dtype}", method=loaded.method.name, seed=seed,
                 command=f"stretto bench guarantee --splits {splits} --seed {seed}", machine=cpu_name(),
                 versions={key: value for key, value in versions().items() if value is not None},
-                task=loaded.task.name, metric=loaded.task.main_metric, n_test=len(examples),
+                task=loaded.task.name, metric=loaded.task.main_metric, n_train=trained["training examples"],
+                n_dev=trained["dev examples"], n_test=len(examples),
                 settings={"dtype": dtype, "goal": goal.name, "part": part},
                 guarantee=study(found, goal.risk(material), splits=splits, part=part, seed=seed),
             )
