@@ -53,4 +53,5 @@ def give_hub(monkeypatch: pytest.MonkeyPatch, *splits: str) -> list[Any]:
         return datasets.IterableDatasetDict({split: hub_dataset().to_iterable_dataset() for split in splits})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("stretto.data.sources.reachable", lambda: True)
     return calls

@@ -16,6 +16,11 @@ class StrettoError(ValueError):
     """
 
 
+def counted(count: int, thing: str) -> str:
+    """'1 example', '2 examples'."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 T = TypeVar("T")
 
 

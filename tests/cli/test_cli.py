@@ -97,7 +97,7 @@ def test_train_from_a_run_file_and_flags(encoder: Path, data: Path, tmp_path: Pa
     out = tmp_path / "out"
     result = run("train", "--config", config, "--exit-epochs", "1", "--output", out, "--dropout=0.3", "--seed", "5")
     assert result.exit_code == 0, result.stderr
-    assert "no --dev: 6 of 64 examples are held out" in result.stderr
+    assert "no --dev: measuring on 6 of 64 examples, held out from training" in result.stderr
     assert "Operating points on the dev data" in result.stdout
     assert "Default dial: confidence" in result.stdout
     assert f"stretto evaluate {out}" in result.stdout
@@ -163,8 +163,10 @@ def test_an_interrupted_training_goes_on(
         patch.setattr(StageTrainer, "compute_loss", stop)
         result = run(*args)
     assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr.endswith("interrupted\n")
-    assert f"The work so far is in '{tmp_path / 'out'}.work': the same command resumes it" in result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        f"interrupted. The work so far is in '{tmp_path / 'out'}.work': the same command resumes it, "
+        "--restart discards it."
+    )
     assert not (tmp_path / "out").exists()
 
     def full_disk(*_: Any, **__: Any) -> None:

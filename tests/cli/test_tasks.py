@@ -118,7 +118,7 @@ def test_long_inputs_are_told_or_windowed(names: Path, questions: Path, tmp_path
     long = write(tmp_path / "long.jsonl", jsonl({"tokens": ["city"] * 100, "tags": ["O"] * 100}))
     result = run("evaluate", names.with_name("model"), long, "--dials", "1")
     assert result.exit_code == 0, result.stderr
-    assert "1 of 1 texts were longer than 64 tokens and were truncated" in result.stderr
+    assert "truncated to 64 tokens: 1 of 1 text\n" in result.stderr
     row = {"question": "how many ?", "context": "one city " * 100}
     result = run("predict", questions.with_name("model"), write(tmp_path / "q.jsonl", jsonl(row)))
     assert result.exit_code == 0, result.stderr

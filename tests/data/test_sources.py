@@ -138,11 +138,15 @@ def test_an_unreachable_hub_is_told(monkeypatch: pytest.MonkeyPatch, error: Exce
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("stretto.data.sources.reachable", lambda: True)
     with pytest.raises(
         StrettoError, match=r"^owner/news: expected a file or a hub dataset that can be reached, got 'No route'"
     ) as info:
         read("owner/news")
     assert "Check the name and the network" in str(info.value)
+    monkeypatch.setattr("stretto.data.sources.reachable", lambda: False)
+    with pytest.raises(StrettoError, match="got no answer from the hub"):
+        read("owner/news")
 
 
 def test_a_hub_lost_on_the_way_is_told_with_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +156,7 @@ def test_a_hub_lost_on_the_way_is_told_with_the_row(monkeypatch: pytest.MonkeyPa
 
     stream = datasets.IterableDataset.from_generator(rows)
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: datasets.IterableDatasetDict(train=stream))
+    monkeypatch.setattr("stretto.data.sources.reachable", lambda: True)
     with pytest.raises(StrettoError, match=r"owner/news\[train\]:2: expected another row, got 'gone'"):
         list(read("owner/news"))
 

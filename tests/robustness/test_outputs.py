@@ -32,9 +32,10 @@ WRITERS = [
     "bench model MODEL DATA --json OUT",
     "pretrain DATA new --vocab-size 100 --json OUT",
     "methods DATA --json OUT",
+    "compare DATA --results OUT",
 ]
 #: Write a file, but read none.
-READ_NOTHING = {("bench engine", "--json"), ("backbones", "--json")}
+READ_NOTHING = {("bench engine", "--json"), ("bench decoder", "--json"), ("backbones", "--json")}
 LINKS = {"path": None, "symlink": os.symlink, "hard link": os.link}
 
 

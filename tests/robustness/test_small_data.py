@@ -46,6 +46,6 @@ def test_training_reports_raised_epochs(shared: Path, tmp_path: Path, monkeypatc
     args = ["train", shared / "train.jsonl", "--model", shared / "encoder", "--exit-epochs", 1]
     result = run(*args, "--output", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
-    assert "58 examples are few: using --num-train-epochs 4 (default: 3) to train at least 8 steps\n" in result.stderr
+    assert "few examples (58): using --num-train-epochs 4 (default: 3) to train at least 8 steps\n" in result.stderr
     config: Any = AdaptiveModel.from_pretrained(tmp_path / "out").method.config
     assert (config.num_train_epochs, config.exit_epochs) == (4, 1)

@@ -19,7 +19,7 @@ from stretto.bench.results import Results, Row
 from stretto.bench.rows import Bench, Places, plain
 from stretto.bench.suite import FULL_ROW, Suite
 from stretto.bench.summary import compared, write_report
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, counted
 from stretto.saving.files import write_text
 
 FILTERS = ("set", "method", "seed")
@@ -140,7 +140,7 @@ class Comparison:
             names = [name for name in self.rows(bench) if self.row(bench, name) is not None]
             rows = {name: row for name in names if (row := self.row(bench, name)) is not None}
             if rows:
-                self.say(f"{bench.set}, {bench.model}, seed {bench.seed}: timing {len(rows)} rows")
+                self.say(f"{bench.set}, {bench.model}, seed {bench.seed}: timing {counted(len(rows), 'row')}")
                 for row in timed_rows(bench, rows):
                     self.results.put(row)
                 self.report()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel
 
 from stretto.bench.baselines import BATCH, OnnxRuntime, padded_flops
 from stretto.bench.results import HF, HF_SORTED, ONNX, Point, Row
@@ -33,9 +33,10 @@ from stretto.errors import StrettoError
 from stretto.methods import METHODS
 from stretto.methods.saliency import saliency
 from stretto.model import AdaptiveModel, make_config
-from stretto.saving.files import write_json
-from stretto.saving.folder import quiet_transformers
+from stretto.saving.files import replacing_folder, write_json
+from stretto.saving.folder import load_tokenizer, quiet_transformers
 from stretto.saving.points import OperatingPoint
+from stretto.saving.trust import as_data, refuse_code
 from stretto.saving.versions import versions
 from stretto.state import Trace
 from stretto.tasks import TASKS
@@ -170,8 +171,11 @@ class Bench:
             return whole
         folder = self.folder / f"encoder-{layers}"
         if not folder.exists():
-            AutoModel.from_pretrained(whole, num_hidden_layers=layers, dtype=torch.float32).save_pretrained(folder)
-            AutoTokenizer.from_pretrained(whole).save_pretrained(folder)
+            refuse_code(whole)
+            with replacing_folder(folder) as temporary:
+                first = {"num_hidden_layers": layers, "dtype": torch.float32}
+                AutoModel.from_pretrained(whole, **first, **as_data(whole)).save_pretrained(temporary)
+                load_tokenizer(whole).save_pretrained(temporary)
         return str(folder)
 
     # ---- rows

@@ -116,7 +116,7 @@ class Suite(Record):
     def load(cls, path: Path) -> Suite:
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             problem = " ".join(str(error).split())
             raise StrettoError(f"Expected a suite in '{path}', got: {problem}. Name a YAML file.") from error
         suite = cls.read(content, path.name)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from stretto.cli.guard import output_file
+from stretto.cli.guard import data_name, output_file
 from stretto.cli.options import Delimiter, Dtype, Json, ModelFolder, Rounds, Seed, Split, Text, TextB
-from stretto.cli.output import STDOUT, numbers, on_terminal, open_model, say, say_cut, words, write_json
+from stretto.cli.output import STDOUT, keeping, numbers, on_terminal, open_model, say, say_cut, words, write_json
 from stretto.errors import StrettoError
 
 ENGINE_EXAMPLES = """
@@ -55,12 +56,13 @@ def engine(
     from stretto.bench.report.engine import engine_table
     from stretto.view.tables import show_table
 
-    results = bench_engine(
-        None if json in (None, STDOUT) else Path(str(json)),
-        shapes=words(shapes), mixes=words(mixes), dtypes=words(dtypes),
-        batches=whole_numbers(batch_sizes, "--batch-sizes"),
-        rounds=rounds, seed=seed, threads=threads, onnx=onnx, progress=on_terminal(),
-    )  # fmt: skip
+    file = results_file(json)
+    with nullcontext() if file is None else keeping(file):
+        results = bench_engine(
+            file, shapes=words(shapes), mixes=words(mixes), dtypes=words(dtypes),
+            batches=whole_numbers(batch_sizes, "--batch-sizes"),
+            rounds=rounds, seed=seed, threads=threads, onnx=onnx, progress=on_terminal(),
+        )  # fmt: skip
     if json == STDOUT:
         write_json(json, results.to_json())
         return
@@ -84,11 +86,12 @@ def decoder(
     from stretto.bench.report.texts import decoder_table
     from stretto.view.tables import show_table
 
-    results = bench_decoder(
-        None if json in (None, STDOUT) else Path(str(json)),
-        shapes=words(shapes), dtypes=words(dtypes), batches=whole_numbers(batch_sizes, "--batch-sizes"),
-        rounds=rounds, seed=seed, threads=threads, progress=on_terminal(), say=say,
-    )  # fmt: skip
+    file = results_file(json)
+    with nullcontext() if file is None else keeping(file):
+        results = bench_decoder(
+            file, shapes=words(shapes), dtypes=words(dtypes), batches=whole_numbers(batch_sizes, "--batch-sizes"),
+            rounds=rounds, seed=seed, threads=threads, progress=on_terminal(), say=say,
+        )  # fmt: skip
     if json == STDOUT:
         write_json(json, results.to_json())
         return
@@ -97,7 +100,9 @@ def decoder(
 
 def model(
     model: ModelFolder,
-    data: Annotated[str, Argument(metavar="DATA", help="Typical texts of your application (labels are not needed).")],
+    data: Annotated[
+        str, Argument(metavar="DATA", help="Typical texts of your application; no labels needed.", callback=data_name)
+    ],
     dials: Annotated[str | None, Option(help="Dials; default: the default and those for a few budgets.")] = None,
     text: Text = None,
     text_b: TextB = None,
@@ -170,6 +175,11 @@ def gain_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
+
+
+def results_file(json: str | None) -> Path | None:
+    """Where results are kept on the way, and found again; None if that is nowhere."""
+    return None if json in (None, STDOUT) else Path(str(json))
 
 
 def whole_numbers(text: str, flag: str) -> list[int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from stretto.cli.guard import data_name
 from stretto.cli.options import (
     SOURCES,
     BatchSize,
@@ -37,7 +38,9 @@ stretto calibrate reviews-model labelled.csv --max-loss 1 --dtype int8 --default
 stretto predict reviews-model texts.csv --budget careful
 """
 
-Data = Annotated[str, Argument(metavar="DATA", help=f"Typical texts of your application: {SOURCES}.")]
+Data = Annotated[
+    str, Argument(metavar="DATA", help=f"Typical texts of your application: {SOURCES}.", callback=data_name)
+]
 
 
 def calibrate(

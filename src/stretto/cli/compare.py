@@ -7,7 +7,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from stretto.cli.output import say
+from stretto.cli.guard import output_file
+from stretto.cli.output import keeping, say
 
 EXAMPLES = """
 stretto compare benchmarks/suites/quick.yaml --data DATA --models MODELS --plan    # what would run, and how long
@@ -28,7 +29,8 @@ def compare(
     model: Annotated[str | None, Option(help="Use this encoder instead of the suite's.")] = None,
     output: Annotated[Path | None, Option(help="Work folder; default: runs/NAME of the suite.")] = None,
     results: Annotated[
-        Path | None, Option(help="File of the results; default: results.json in the work folder.")
+        str | None,
+        Option(metavar="FILE", help="The results; default: results.json in the work folder.", callback=output_file),
     ] = None,
     only: Annotated[str | None, Option(help="A part of the suite: set=trec,method=deebert,seed=42.")] = None,
     plan: Annotated[bool, Option("--plan", help="Print what would run and the estimated hours, and stop.")] = False,
@@ -47,17 +49,19 @@ def compare(
     loaded = Suite.load(suite)
     work = output or Path("runs") / loaded.name
     comparison = Comparison(
-        loaded, Places(data, models, work), results or work / "results.json", Only.read(only), model, say
+        loaded, Places(data, models, work), Path(results or work / "results.json"), Only.read(only), model, say
     )
     comparison.check()
-    if clock:
-        comparison.clock()
-    else:
+    if not clock:
         rows = comparison.plan()
         total = sum(row["hours"] for row in rows)
-        show_table(rows, {"hours": ".2f"}, title=f"About {total:.1f} hours on one core")
+        show_table(rows, {"hours": ".2f"}, title=f"Time on one core: about {total:.1f} h")
         if plan:
             return
-        comparison.run()
-    comparison.report()
+    with keeping(work):
+        if clock:
+            comparison.clock()
+        else:
+            comparison.run()
+        comparison.report()
     say(f"wrote {comparison.results_file}, {work / 'report.md'} and {work / 'report.html'}")

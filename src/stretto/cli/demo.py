@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from stretto.cli.options import Delimiter, Label, Rounds, Seed, Text, TextB
-from stretto.cli.output import say
+from stretto.cli.output import keeping, say
 from stretto.errors import StrettoError
 from stretto.tasks import DEFAULT_TASK, TASKS
 
@@ -48,7 +48,8 @@ def demo(
             "trains exits, which answer whole texts; use `stretto train` for other tasks."
         )
     settings = Demo(model, data, Columns(text, text_b, label, delimiter), task, limit, epochs, rounds, seed)
-    run_demo(settings, output, report_step=print_now)
+    with keeping(output):
+        run_demo(settings, output, report_step=print_now)
 
 
 def print_now(line: str) -> None:

@@ -1,7 +1,9 @@
-"""Options that write a file, and the one guard that keeps them from overwriting what the command reads.
+"""What is looked at before a verb runs: the files it is to write, and the names of what it is to read.
 
 Every option that names a file to write has the callback `output_file`. Before a verb runs, `check_outputs` compares
 these files with everything else on its command line: the same path, a symbolic link and a hard link are all refused.
+The callbacks `model_name` and `data_name` are for what names a model or data: `check_inputs` refuses what is neither
+here nor within reach, before torch is loaded, which takes seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from stretto.cli.output import STDOUT, writable
 from stretto.errors import StrettoError
 
 STDIN = "-"
+MODEL, DATA = "stretto.model", "stretto.data"  # in a context: what is read
 OUTPUTS = "stretto.outputs"  # in a context: parameter -> its flag and the file
 #: Files of a model or dataset folder that are read from it.
 OF_A_FOLDER = (
@@ -31,6 +34,29 @@ def output_file(ctx: typer.Context, param: typer.CallbackParam, value: str | Non
     if value is not None and value != STDOUT:
         ctx.meta.setdefault(OUTPUTS, {})[param.name] = (param.opts[0], value)
     return writable(value)
+
+
+def model_name(ctx: typer.Context, value: str | None) -> str | None:
+    """The callback of an argument or option that names a model to read."""
+    ctx.meta[MODEL] = value
+    return value
+
+
+def data_name(ctx: typer.Context, value: str | None) -> str | None:
+    """The callback of an argument that names data to read."""
+    ctx.meta[DATA] = value
+    return value
+
+
+def check_inputs(ctx: typer.Context) -> None:
+    """Refuse a model or data on a hub that does not answer."""
+    from stretto.data.hub import check_model_name
+    from stretto.data.sources import check_source
+
+    if ctx.meta.get(MODEL) is not None:
+        check_model_name(ctx.meta[MODEL])
+    if ctx.meta.get(DATA) is not None:
+        check_source(ctx.meta[DATA])
 
 
 def check_outputs(ctx: typer.Context) -> None:

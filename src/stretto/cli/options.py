@@ -6,12 +6,12 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from stretto.cli.guard import output_file
+from stretto.cli.guard import data_name, model_name, output_file
 
 SOURCES = ".csv, .tsv, .jsonl (also .gz), .parquet, or a hub dataset"
 
-ModelFolder = Annotated[str, Argument(metavar="DIR", help="Model folder.")]
-Labelled = Annotated[str, Argument(metavar="DATA", help=f"Labelled texts: {SOURCES}.")]
+ModelFolder = Annotated[str, Argument(metavar="DIR", help="Model folder.", callback=model_name)]
+Labelled = Annotated[str, Argument(metavar="DATA", help=f"Labelled texts: {SOURCES}.", callback=data_name)]
 
 Text = Annotated[str | None, Option(help="Column of the text, words or question, if its name is unusual.")]
 TextB = Annotated[str | None, Option(help="Column of the second text of a pair, or of the context.")]

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.errors import StrettoError
+from stretto.cli.streams import without_panics
+from stretto.errors import StrettoError, counted
 from stretto.saving import files
 from stretto.saving.files import write_errors
 from stretto.training.processes import is_main_process
@@ -33,7 +34,7 @@ def say(line: str) -> None:
 def say_cut(truncated: int, count: int, model: AdaptiveModel) -> None:
     """Report how many texts were truncated."""
     if truncated:
-        say(f"{truncated} of {count} texts were longer than {model.max_length} tokens and were truncated")
+        say(f"truncated to {model.max_length} tokens: {truncated} of {counted(count, 'text')}")
 
 
 def on_terminal() -> bool:
@@ -53,18 +54,26 @@ def writable(target: str | None) -> str | None:
 
 
 @contextmanager
-def resumable(work: Path) -> Iterator[None]:
-    """Say how to resume what is kept in the folder `work`, after Ctrl-C and after an error."""
-    how = f"The work so far is in '{work}': the same command resumes it, --restart discards it."
+def keeping(place: Path, how: str = "the same command resumes it.") -> Iterator[None]:
+    """Say after Ctrl-C how to resume what is kept at `place`, a file or a folder."""
     try:
         yield
-    except KeyboardInterrupt:
-        if work.exists():
-            say(how)
+    except KeyboardInterrupt as interrupt:
+        if place.exists():
+            interrupt.add_note(f"The work so far is in '{place}': {how}")
         raise
+
+
+@contextmanager
+def resumable(work: Path) -> Iterator[None]:
+    """Say how to resume what is kept in the folder `work`, after Ctrl-C and after an error."""
+    how = "the same command resumes it, --restart discards it."
+    try:
+        with keeping(work, how):
+            yield
     except StrettoError as error:
         if work.exists() and "--restart" not in str(error):
-            raise StrettoError(f"{error} {how}") from error
+            raise StrettoError(f"{error} The work so far is in '{work}': {how}") from error
         raise
 
 
@@ -113,7 +122,7 @@ def open_model(
     from stretto.model import AdaptiveModel
     from stretto.saving.folder import quiet_transformers
 
-    with quiet_transformers():
+    with quiet_transformers(), without_panics():
         model = AdaptiveModel.from_pretrained(path, dtype=dtype)
     given = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
     writing = {name: value for name, value in given.items() if value is not None}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from stretto.cli.guard import output_file
+from stretto.cli.guard import data_name, output_file
 from stretto.cli.options import (
     BatchSize,
     Delimiter,
@@ -21,7 +21,7 @@ from stretto.cli.options import (
     TextB,
 )
 from stretto.cli.output import on_terminal, open_model, say, say_cut, words
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ STDIN = "-"
 
 INPUT_HELP = "Texts: a file or a hub dataset; '-' or nothing reads lines from stdin."
 OUTPUT_HELP = "Answers: .jsonl, .json, .csv, .tsv (also .gz) or .parquet; default: JSON lines to stdout."
-Source = Annotated[str, Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
+Source = Annotated[str, Argument(metavar="INPUT", help=INPUT_HELP, show_default=False, callback=data_name)]
 
 
 def predict(
@@ -94,7 +94,7 @@ def predict(
         write_lines(predictor.rows(records), sys.stdout)
     else:
         write_rows(with_progress(predictor, records), Path(output))
-        say(f"wrote {counted(predictor.count, 'answer')} to {output}; average cost {predictor.cost:.2f}")
+        say(f"wrote {counted(predictor.count, 'answer')} to {output}; average cost {predictor.cost:.3f}")
         say(f"dial {predictor.dial:g}: {loaded.promise(predictor.dial)}")
     say_cut(predictor.truncated, predictor.count, loaded)
 
@@ -108,8 +108,3 @@ def with_progress(predictor: Predictor, records: Records) -> Iterator[list[Row]]
         for rows in predictor.rows(records):
             bar.update(len(rows))
             yield rows
-
-
-def counted(count: int, thing: str) -> str:
-    """'1 answer', '2 answers'."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

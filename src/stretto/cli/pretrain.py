@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from stretto.cli.guard import data_name
 from stretto.cli.options import Delimiter, Json, Split
 from stretto.cli.output import STDOUT, resumable, say, write_json
 from stretto.cli.settings import config_types, parse, training_types
+from stretto.cli.streams import without_panics
 from stretto.cli.train import TrainVerb, check_arguments
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, counted
 from stretto.training.processes import is_main_process
 
 if TYPE_CHECKING:
@@ -41,7 +43,9 @@ class PretrainVerb(TrainVerb):
 
 
 def pretrain(
-    text_file: Annotated[str, Argument(metavar="TEXT", help="A text per line (.txt) or row (.jsonl, .csv); or .gz.")],
+    text_file: Annotated[
+        str, Argument(metavar="TEXT", help="A text per line (.txt) or row (.jsonl, .csv); or .gz.", callback=data_name)
+    ],
     output: Annotated[str, Argument(metavar="OUTPUT", help="Folder for the encoder.")],
     tokenizer: Annotated[str | None, Option(help="Folder or hub name with a tokenizer to use.")] = None,
     vocab_size: Annotated[int | None, Option(min=6, help="Train a WordPiece tokenizer with this many entries.")] = None,
@@ -105,7 +109,8 @@ def pretrain(
     with locked(output, main=is_main_process()), quiet_transformers(), resumable(work):
         check_output(Path(output), overwrite)
         train_data, dev_data = split_off(read_texts(text_file, text, split, delimiter), held_out, seed)
-        say(f"{len(dev_data)} of {len(train_data) + len(dev_data)} texts are held out to measure perplexity on")
+        total = counted(len(train_data) + len(dev_data), "text")
+        say(f"measuring perplexity on {len(dev_data)} of {total}, held out from training")
         clear_work(Path(output), work, restart)
         used = open_tokenizer(tokenizer, vocab_size, cased, train_data, work)
         set_seed(seed)
@@ -181,11 +186,12 @@ def open_tokenizer(name: str | None, vocab_size: int | None, cased: bool, data: 
     from stretto.saving.folder import load_tokenizer
 
     if name is not None:
-        return load_tokenizer(name)
+        with without_panics():
+            return load_tokenizer(name)
     assert vocab_size is not None
     learned = work / f"tokenizer-{vocab_size}{'-cased' if cased else ''}-{dataset_digest(data)}"
     if not learned.is_dir():
-        say(f"training a tokenizer on {len(data)} texts")
+        say(f"training a tokenizer on {counted(len(data), 'text')}")
         with replacing_folder(learned) as temporary:
             train_tokenizer([text for (text,) in data.texts], vocab_size, cased=cased).save_pretrained(temporary)
     found = load_tokenizer(str(learned))

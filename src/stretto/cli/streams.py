@@ -1,10 +1,12 @@
-"""The standard streams of a command, which the caller may have closed or set to another encoding."""
+"""The standard streams of a command: open, in UTF-8, and free of what libraries write there by themselves."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def open_streams() -> None:
@@ -25,3 +27,23 @@ def open_streams() -> None:
     if sys.stdout is None:
         print("error: Expected an open stdout, got a closed one. Redirect it to a file or /dev/null.", file=sys.stderr)
         sys.exit(1)
+
+
+@contextmanager
+def without_panics() -> Iterator[None]:
+    """Inside, nothing is written to stderr: a panic of tokenizers does so by itself before it is raised.
+
+    For commands alone: it holds for the whole process, and so for all threads."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

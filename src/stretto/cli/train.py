@@ -16,8 +16,9 @@ from typer import Argument, Option
 from stretto.cli.options import SOURCES, Delimiter, Label, Split, Text, TextB
 from stretto.cli.output import point_formats, point_rows, resumable, say, words, worth_showing
 from stretto.cli.settings import all_types, as_flag, sort_settings, take_flags, take_scratch
+from stretto.cli.streams import without_panics
 from stretto.cli.verbs import HELP, Verb, with_json_target
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, counted
 from stretto.tasks import DEFAULT_TASK, TASKS
 from stretto.training import SCRATCH
 from stretto.training.processes import is_main_process
@@ -107,7 +108,7 @@ def train(
     ] = None,
     dev: Annotated[str | None, Option(help="Labelled texts to measure on; default: a tenth of DATA.")] = None,
     unlabelled: Annotated[
-        str | None, Option(metavar="FILE", help="Texts without labels; the full model's answers to them are learned.")
+        str | None, Option(metavar="DATA", help="Texts without labels; the full model's answers to them are learned.")
     ] = None,
     text: Text = None,
     text_b: TextB = None,
@@ -191,6 +192,12 @@ def make_run(given: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
 
 def train_run(run: Run, loose: dict[str, Any]) -> None:
     """Everything after the command line."""
+    from stretto.data.hub import check_model_name
+    from stretto.data.sources import check_source
+
+    if not run.model.startswith(SCRATCH):
+        check_model_name(run.model)  # before torch is loaded, which takes seconds
+    check_source(run.data)
     from transformers import set_seed
 
     from stretto.methods import METHODS, default_method
@@ -253,7 +260,7 @@ def say_epochs(before: Any, config: Any, examples: int) -> None:
         flags = ", ".join(
             f"{as_flag(name)} {value:g} (default: {getattr(before, name):g})" for name, value in raised.items()
         )
-        say(f"{examples} examples are few: using {flags} to train at least {FEWEST_STEPS} steps")
+        say(f"few examples ({examples}): using {flags} to train at least {counted(FEWEST_STEPS, 'step')}")
 
 
 def open_run(
@@ -269,9 +276,13 @@ def open_run(
     knows_task = "backbone" in run.skip
     if knows_task and run.model.startswith(SCRATCH):
         raise StrettoError(f"Expected a trained model beside --skip backbone, got {run.model}. Leave out --skip.")
-    open_model = partial(
-        AdaptiveModel.from_pretrained, run.model, run.method, dtype=run.dtype, max_length=run.max_length, **config
-    )
+
+    def open_model(task: Task | None = None) -> AdaptiveModel:
+        with without_panics():
+            return AdaptiveModel.from_pretrained(
+                run.model, run.method, task=task, dtype=run.dtype, max_length=run.max_length, **config
+            )
+
     known = open_model() if knows_task else None
     if known and run.task not in (None, known.task.name):
         raise StrettoError(
@@ -293,7 +304,8 @@ def open_run(
     train_data = read(run.data, split=run.split, label_names=names)
     if run.dev is None and run.dev_split is None:
         train_data, dev_data = split_off(train_data, DEV_FRACTION, seed)
-        say(f"no --dev: {len(dev_data)} of {len(train_data) + len(dev_data)} examples are held out to measure on")
+        total = counted(len(train_data) + len(dev_data), "example")
+        say(f"no --dev: measuring on {len(dev_data)} of {total}, held out from training")
     else:
         dev_data = read(run.dev or run.data, split=run.dev_split, label_names=train_data.label_names)
     if hint := mixed_kinds(train_data.label_names or []):
@@ -357,7 +369,7 @@ def show_result(run: Run, model: AdaptiveModel, dev: Dataset) -> None:
     assert chosen is not None  # the default was measured
     truncated = model.provenance.get("texts truncated", 0)
     if truncated:
-        say(f"{truncated} texts were longer than {model.max_length} tokens and were truncated")
+        say(f"truncated to {model.max_length} tokens: {counted(truncated, 'text')}")
     kind = "csv" if model.task.flat else "jsonl"
     print(
         f"\nSaved to {run.output}. Default dial: {model.method.dial.name} {model.dial:g}, "

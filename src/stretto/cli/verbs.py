@@ -11,11 +11,12 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from stretto.cli.guard import check_outputs
+from stretto.cli.guard import check_inputs, check_outputs
 from stretto.errors import StrettoError
 from stretto.training.processes import is_main_process
 
 HELP = {"--help", "-h"}
+NOTHING_KEPT = "The same command starts from the beginning."
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 TERMINATED = 143  # 128 + SIGTERM
@@ -32,8 +33,8 @@ class Verbs(TyperGroup):
         except StrettoError as error:
             _tell(f"error: {error}")
             raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            _tell("interrupted")
+        except KeyboardInterrupt as interrupt:
+            _tell(f"interrupted. {' '.join(getattr(interrupt, '__notes__', ())) or NOTHING_KEPT}")
             raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
             _close_stdout()
@@ -53,6 +54,7 @@ class Verb(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         check_outputs(ctx)
+        check_inputs(ctx)
         return super().invoke(ctx)
 
 

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stretto.data.hub import reachable
 from stretto.data.lines import read_lines, stdin_bytes
 from stretto.data.pipe import Pipe
 from stretto.errors import StrettoError
@@ -57,7 +58,8 @@ def open_table(source: str, split: str | None = None, text_column: str = "text",
     """Open `source`; `split` is for hub datasets, `text_column` names the plain lines of stdin and .txt, `delimiter`
     replaces the comma of a .csv or the tab of a .tsv file."""
     path = Path(source)
-    if source != "-" and (path.is_dir() or (not path.exists() and _looks_like_hub_id(source))):
+    check_source(source)
+    if source != "-" and (path.is_dir() or _is_on_the_hub(source)):
         return _dataset(source, split)
     if split is not None:
         raise StrettoError(
@@ -100,7 +102,18 @@ def _kind(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def _looks_like_hub_id(source: str) -> bool:
+def check_source(source: str) -> None:
+    """Refuse a dataset on a hub that does not answer."""
+    if _is_on_the_hub(source) and not reachable():
+        raise StrettoError(
+            f"{source}: expected a file or a hub dataset within reach, got no answer from the hub. "
+            "Check the name and the network, or give the data file itself."
+        )
+
+
+def _is_on_the_hub(source: str) -> bool:
+    if Path(source).exists():
+        return False
     is_data_file = _kind(Path(source)) in (*_ROWS_OF, ".txt", ".parquet")  # "data/train.csv" is a path
     return not is_data_file and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?", source) is not None
 

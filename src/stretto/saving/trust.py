@@ -3,7 +3,7 @@
 transformers runs Python files of a model if its config.json or tokenizer_config.json names them under `auto_map`. For
 an unknown architecture it asks first, and reads the answer from stdin, where our texts may come from. So both files are
 checked here before transformers reads them. It is always called with `NO_CODE`, so that it neither asks nor runs
-anything.
+anything. Without a network it is called for what is in the cache only (see data/hub.py).
 """
 
 from __future__ import annotations
@@ -14,10 +14,18 @@ from typing import Any
 
 from transformers.utils import cached_file
 
+from stretto.data.hub import check_model_name, reachable
 from stretto.errors import StrettoError
 
-#: For every `from_pretrained` of transformers.
+#: Neither ask for code nor run it.
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+
+
+def as_data(name_or_path: str) -> dict[str, Any]:
+    """The arguments for every `from_pretrained` of transformers."""
+    return {**NO_CODE, "local_files_only": not Path(name_or_path).is_dir() and not reachable()}
+
+
 #: The files that may name code to run.
 CAN_NAME_CODE = ("config.json", "tokenizer_config.json")
 
@@ -28,8 +36,11 @@ def find(name_or_path: str, file: str) -> str | None:
     if Path(name_or_path).is_dir():
         path = Path(name_or_path) / file
         return str(path) if path.is_file() else None
+    check_model_name(name_or_path)
     try:
-        return cached_file(name_or_path, file, _raise_exceptions_for_missing_entries=False)
+        return cached_file(
+            name_or_path, file, local_files_only=not reachable(), _raise_exceptions_for_missing_entries=False
+        )
     except OSError as error:
         raise StrettoError(
             f"Expected a model folder or a hub id, got '{name_or_path}', which is neither a folder here nor "
