@@ -100,7 +100,7 @@ class AdaptiveModel(nn.Module):
         hf_config, new_labels = load_config(str(name_or_path)), task is not None
         task = task or load_task(str(name_or_path), hf_config, folder)
         encoder = load_encoder(
-            str(name_or_path), hf_config.model_type, task, new_labels=new_labels, safetensors_only=folder is not None
+            str(name_or_path), hf_config, task, new_labels=new_labels, safetensors_only=folder is not None
         )
         tokenizer = load_tokenizer(str(name_or_path), task)
         model = cls.put_together(encoder, tokenizer, method_class, config, task, dtype, max_length)

@@ -23,6 +23,7 @@ CSV = "text,label\na good film,good\na dull film,bad\n"
 PAIRS = "text_a,text_b,label\na,b,good\nc,d,bad\n"
 TAGS = '{"tokens": ["a", "b"], "tags": ["O", "B-x"]}\n'
 TRAIN = "train d.csv --model E --output out"
+SUITE = "name: s\nabout: a\nmodel: m\nsets: {a: {train: a.train, test: a.test, epochs: 1}}\nrecipes: {full: {}}\n"
 TAGGER = "train d.jsonl --model E --output out --method full --task"
 
 #: What is read.
@@ -79,6 +80,17 @@ DATA: list[tuple[str, Files, int, str]] = [
     ("bench model M d.csv", {"d.csv": "body\na\n"}, 1, "Name it with --text"),
     ("search A d.csv", {"d.csv": CSV + "a,great\n"}, 1, "expected one of the labels"),
     ("rationales M d.jsonl", {"d.jsonl": '{"text": "a", "label": "x"}\n'}, 1, "expected a list of words in 'tokens'"),
+    ("calibrate M d.csv --cost 0.5", {"d.csv": ""}, 1, "expected at least one row of data, got none"),
+    ("calibrate M d.csv --cost 0.5", {"d.csv": "body,stars\na,1\n"}, 1, "Name it with --text"),
+    ("calibrate M d.csv --max-loss 1", {"d.csv": "text\na\n"}, 1, "Name it with --label"),
+    ("calibrate M d.csv --max-loss 1", {"d.csv": CSV + "a,great\n"}, 1, "expected one of the labels"),
+    ("calibrate M d.csv --max-loss 1", {"d.csv": CSV}, 1, "Expected at least"),
+    ("compare s.yaml", {"s.yaml": "name: a\n"}, 1, "expected"),
+    ("compare s.yaml", {"s.yaml": ""}, 1, "s.yaml"),
+    ("compare s.yaml", {"s.yaml": b"\xff\xfe"}, 1, "Name a YAML file"),
+    ("compare s.yaml", {"s.yaml": "a: ["}, 1, "Name a YAML file"),
+    ("compare nowhere.yaml", {}, 1, "Expected a suite in 'nowhere.yaml'"),
+    ("compare s.yaml --data no", {"s.yaml": SUITE}, 1, "no"),
     ("rationales M d.jsonl", {"d.jsonl": "{"}, 1, "expected one JSON object per line"),
     (TRAIN, {"d.csv": "text,label\na,good\nb,good\n"}, 1, "expected two different labels or more"),
     (TRAIN, {"d.csv": "text,label\na,0.5\nb,0.7\n"}, 1, "Use the regression task"),
@@ -157,6 +169,28 @@ FLAGS: list[tuple[str, Files, int, str]] = [
     ("pretrain D out --vocab-size 60 --held-out 2", {}, 1, "fraction"),
     ("pretrain D out --vocab-size 60 --no-gates --no-revpc", {}, 1, "with --no-gates"),
     ("pretrain D taken --vocab-size 60", {"taken/thesis.txt": "years"}, 1, "which has other content"),
+    ("calibrate M T", {}, 1, "Expected one of --cost, --latency-ms, --max-loss, --agreement, got none"),
+    ("calibrate M T --cost 1 --max-loss 1", {}, 1, "got --cost and --max-loss"),
+    ("calibrate M T --cost 1 --batch 2", {}, 1, "Expected --batch together with --latency-ms"),
+    ("calibrate M T --cost 0.0001", {}, 1, "Expected a cost that a dial of deebert can reach"),
+    ("calibrate M T --latency-ms 0", {}, 1, "Expected milliseconds above 0"),
+    ("calibrate M T --cost high", {}, 2, "should be a valid number"),
+    ("calibrate M T --cost 1 --json no/such.json", {}, 1, "No such file or directory"),
+    ("calibrate nowhere T --cost 1", {}, 1, "neither a folder here nor"),
+    ("export M", {}, 2, "Missing option"),
+    ("export M --onnx taken", {"taken": "a file"}, 1, "taken"),
+    ("export M --onnx taken", {"taken/thesis.txt": "years"}, 1, "Expected a new or empty folder"),
+    ("export M --onnx M", {}, 1, "Expected a new or empty folder"),
+    ("export M --onnx out --dial 7", {}, 1, "Expected the dial 'entropy'"),
+    ("export M --onnx out --stages 99", {}, 1, "Expected 1 to 4 stages, got 99"),
+    ("export M --onnx out --stages 2 --whole", {}, 1, "Expected either --stages or --whole"),
+    ("export M --onnx out --dtype float16", {}, 1, "float16"),
+    ("export nowhere --onnx out", {}, 1, "neither a folder here nor"),
+    ("compare", {}, 2, "Missing argument"),
+    ("compare s.yaml --only magic=1", {"s.yaml": SUITE}, 1, "Expected --only with parts such as"),
+    ("compare s.yaml --only set=b", {"s.yaml": SUITE}, 1, "Expected set among a; got b"),
+    ("compare s.yaml --results s.yaml", {"s.yaml": SUITE}, 1, "Expected an output that is not the input"),
+    ("compare s.yaml --results no/such.json", {"s.yaml": SUITE}, 1, "No such file or directory"),
     ("demo --text body", {}, 1, "Expected --data together with --text"),
     ("demo --task tokens --data D", {}, 1, "Expected a task that answers whole texts"),
 ]  # fmt: skip
@@ -231,6 +265,10 @@ def lacking(path: Path) -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
+#: An operating point of a stretto.json.
+POINT = {"dial": 0.5, "score": 0.9, "cost": 0.5, "depth": 2.0, "metrics": {"accuracy": 0.9}}
+
+
 def changed(**settings: Any) -> Any:
     return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
 
@@ -252,6 +290,16 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("config.json", changed(vocab_size=7), "bert.embeddings.word_embeddings.weight of shape (7, 32)"),
     ("config.json", changed(num_attention_heads=5), "multiple of the number of attention heads"),
     ("config.json", changed(id2label={"0": "a", "1": "b", "2": "c"}), "classifier.bias of shape (3,)"),
+    ("config.json", changed(num_hidden_layers=10**9), "got num_hidden_layers 1000000000"),
+    ("config.json", changed(hidden_size=10**9), "got hidden_size 1000000000"),
+    ("config.json", changed(num_labels=10**9), "got num_labels 1000000000"),
+    ("config.json", changed(num_hidden_layers=60), "parameters for"),
+    ("config.json", changed(intermediate_size=20_000), "parameters for"),
+    ("config.json", changed(num_hidden_layers=0), "got num_hidden_layers 0"),
+    ("config.json", changed(num_attention_heads=-1), "got num_attention_heads -1"),
+    ("config.json", changed(hidden_size=-32), "got RuntimeError"),
+    ("config.json", changed(num_hidden_layers=2.5), "num_hidden_layers"),
+    ("config.json", changed(hidden_size="32"), "hidden_size"),
     ("config.json", changed(problem_type="multi_label_classification"), ""),
     ("model.safetensors", Path.unlink, "no file named model.safetensors"),
     ("model.safetensors", text(""), "Expected readable weights"),
@@ -264,6 +312,12 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("stretto.json", changed(config={"magic": 1}), "magic"),
     ("stretto.json", changed(dial="high"), "Expected a number as 'dial'"),
     ("stretto.json", changed(dial=9), "dial"),
+    ("stretto.json", changed(points=[3]), "Expected a complete stretto.json"),
+    ("stretto.json", changed(points=[{**POINT, "cost": "low"}]), "'low' as the cost of an operating point"),
+    ("stretto.json", changed(points=[{**POINT, "name": 3}]), "operating point"),
+    ("stretto.json", changed(points=[{**POINT, "latency": [1]}]), "operating point"),
+    ("stretto.json", changed(points=[{**POINT, "certificate": {"risk": 1}}]), "operating point"),
+    ("stretto.json", changed(points=[{**POINT, "certificate": "yes"}]), "operating point"),
     ("stretto.json", changed(task={"name": "magic"}), "Expected a task among"),
     ("stretto.json", changed(task={"name": "classification", "n_texts": 7}), "Expected 1 (texts) or 2 (pairs)"),
     ("stretto.safetensors", Path.unlink, "got none for exits."),

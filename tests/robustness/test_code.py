@@ -13,6 +13,7 @@ import pytest
 import transformers
 from commands import run
 from sources import write
+from tiny import tiny_config
 
 from stretto import AdaptiveModel, StrettoError
 from stretto.saving.folder import load_config, load_encoder, load_tokenizer
@@ -108,7 +109,7 @@ def test_transformers_may_not_ask_either(
                 load_config(place)
             case "model":
                 task = Classification(["bad", "good"])
-                load_encoder(place, "bert", task, new_labels=False, safetensors_only=True)
+                load_encoder(place, tiny_config("bert"), task, new_labels=False, safetensors_only=True)
             case _:
                 load_tokenizer(place)
     assert not asked

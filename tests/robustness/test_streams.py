@@ -14,6 +14,7 @@ from commands import ENVIRONMENT, QUICK
 from forked import CLOSED, Ended, stretto_child
 from sources import CSV
 
+SUITE = Path(__file__).parents[2] / "benchmarks/suites/quick.yaml"
 #: Every verb with what it needs.
 VERBS = {
     "train": "train TRAIN --model ENCODER --output OUT",
@@ -26,6 +27,9 @@ VERBS = {
     "rationales": "rationales MODEL RATIONALES",
     "bench": "bench model MODEL TEST --batch-sizes 2 --rounds 1 --sequences 2 --dials 0",
     "bench engine": "bench engine --shapes tiny --mixes sst --batch-sizes 1 --rounds 1 --dtypes float32 --no-onnx",
+    "calibrate": "calibrate MODEL TEST --cost 1",
+    "export": "export MODEL --onnx OUT",
+    "compare": "compare SUITE --plan",
     "methods": "methods",
     "backbones": "backbones",
     "help": "--help",
@@ -36,7 +40,7 @@ def fill(command: str, shared: Path, folder: Path) -> list[str]:
     names = {
         "TRAIN": shared / "train.jsonl", "TEST": shared / "test.jsonl", "ENCODER": shared / "encoder",
         "MODEL": shared / "model", "ADAPTIVE": shared / "adaptive", "DEPTHS": shared / "depths",
-        "RATIONALES": shared / "rationales.jsonl", "OUT": folder / "out",
+        "RATIONALES": shared / "rationales.jsonl", "OUT": folder / "out", "SUITE": SUITE,
     }  # fmt: skip
     return [str(names.get(word, word)) for word in command.split()]
 
@@ -122,7 +126,7 @@ def test_outputs_whose_names_are_not_utf_8(shared: Path, tmp_path: Path) -> None
     assert json.loads(ended.stdout)["data"] == os.fsdecode(data)
 
 
-@pytest.mark.parametrize("verb", ["predict", "explain", "evaluate", "bench"])
+@pytest.mark.parametrize("verb", ["predict", "explain", "evaluate", "bench", "calibrate", "export"])
 def test_a_model_whose_name_is_not_utf_8(verb: str, shared: Path, tmp_path: Path) -> None:
     place = os.path.join(os.fsencode(tmp_path), ODD)
     shutil.copytree(os.fsencode(shared / "model"), place)
@@ -154,6 +158,8 @@ FULL = {
     "evaluate --json": (f"{VERBS['evaluate']} --json OUT.json", 200),
     "evaluate --plot": (f"{VERBS['evaluate']} --plot OUT.png", 200),
     "explain --html": (f"{VERBS['explain']} --html OUT.html", 200),
+    "calibrate": (VERBS["calibrate"], 200),
+    "export": (VERBS["export"], 3_000),
     "bench --json": (f"{VERBS['bench']} --json OUT.json", 200),
 }
 

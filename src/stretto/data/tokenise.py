@@ -59,6 +59,11 @@ def max_length_of(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) 
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and positions > 0:  # some relative-position models say -1
         is_offset = config.model_type in OFFSET_POSITIONS
+        if is_offset and config.pad_token_id is None:
+            raise StrettoError(
+                f"Expected a pad_token_id in config.json, from which {config.model_type} counts positions, got none. "
+                "Copy config.json again."
+            )
         limits.append(positions - (config.pad_token_id + 1 if is_offset else 0))
     if not limits:
         raise StrettoError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +29,8 @@ from stretto.saving.card import model_card
 from stretto.saving.files import replacing_folder, write_json, write_tensors, write_text
 from stretto.saving.migrations import FORMAT, to_current
 from stretto.saving.points import OperatingPoint
-from stretto.saving.trust import NO_CODE, check_name, find, refuse_code
+from stretto.saving.sizes import check_parameters, check_sizes
+from stretto.saving.trust import as_data, check_name, find, refuse_code
 from stretto.tasks import Task, task_from_config
 
 #: Any one of these makes a tokenizer.
@@ -155,9 +155,11 @@ def load_config(name_or_path: str) -> Any:
             "Point to a folder written by save_pretrained."
         )
     refuse_code(name_or_path)
+    if file := find(name_or_path, "config.json"):
+        check_sizes(name_or_path, file)
     register_architectures()
     try:
-        config = AutoConfig.from_pretrained(name_or_path, **NO_CODE)
+        config = AutoConfig.from_pretrained(name_or_path, **as_data(name_or_path))
     except Exception as error:  # any error: transformers does not check for damaged files
         raise StrettoError(
             f"Expected a readable Hugging Face config (config.json) in '{name_or_path}', got {summary(error)}. "
@@ -180,21 +182,24 @@ def load_task(name_or_path: str, config: Any, folder: Folder | None) -> Task:
         ) from error
 
 
-def load_encoder(name_or_path: str, model_type: str, task: Task, *, new_labels: bool, safetensors_only: bool) -> Any:
+def load_encoder(name_or_path: str, config: Any, task: Task, *, new_labels: bool, safetensors_only: bool) -> Any:
     """The Hugging Face model for a task, in float32. With `new_labels` it gets a new head for the task."""
     try:
         with quiet_transformers():
+            check_parameters(name_or_path, config, task)
             model, report = getattr(transformers, task.auto_class).from_pretrained(
                 name_or_path,
                 dtype=torch.float32,
-                attn_implementation="eager" if model_type == "mpnet" else "sdpa",  # MPNet has no other
+                attn_implementation="eager" if config.model_type == "mpnet" else "sdpa",  # MPNet has no other
                 ignore_mismatched_sizes=True,  # named below
                 use_safetensors=safetensors_only or None,  # None: or else pytorch_model.bin
                 output_loading_info=True,
-                **NO_CODE,
+                **as_data(name_or_path),
                 **(task.hf_config() if new_labels else {}),
             )
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+    except StrettoError:
+        raise
+    except Exception as error:  # any error: transformers does not check for damaged files
         form = " as safetensors, the only format of a stretto folder," if safetensors_only else ""
         raise StrettoError(
             f"Expected readable weights{form} in '{name_or_path}', got {summary(error)}. "
@@ -231,24 +236,6 @@ def check_fresh(
         )
 
 
-@contextmanager
-def without_panics() -> Iterator[None]:
-    """Write nothing to stderr inside: a panic of `tokenizers` prints a message before it is raised."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # there is none
-        yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
-
-
 def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
     """The tokenizer. If it marks words by the space before them, inputs given as words must get that space."""
     if Path(name_or_path).is_dir() and not any(find(name_or_path, file) for file in TOKENIZER_FILES):
@@ -258,11 +245,10 @@ def load_tokenizer(name_or_path: str, task: Task | None = None) -> Any:
         )
     refuse_code(name_or_path)
     try:
-        with without_panics():
-            tokenizer = AutoTokenizer.from_pretrained(name_or_path, **NO_CODE)
-            if task is not None and task.given_words and getattr(tokenizer, "add_prefix_space", None) is False:
-                tokenizer = AutoTokenizer.from_pretrained(name_or_path, add_prefix_space=True, **NO_CODE)
-            tokenizer("a text", "another")  # some damage appears only in use
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **as_data(name_or_path))
+        if task is not None and task.given_words and getattr(tokenizer, "add_prefix_space", None) is False:
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path, add_prefix_space=True, **as_data(name_or_path))
+        tokenizer("a text", "\U000e0123")  # a pair, with an unknown word: some damage appears only in use
         if tokenizer.pad_token_id is None:
             raise ValueError("one without a padding token (pad_token)")
         return tokenizer

@@ -81,29 +81,52 @@ class OperatingPoint:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> OperatingPoint:
         """The inverse; a TypeError names what does not fit."""
-        for name in REQUIRED:
-            if name not in content:
-                raise TypeError(f"an operating point without its {name}")
-            kind: Any = {"metrics": Mapping, "score": Real | None}.get(name, Real)
-            if not isinstance(content[name], kind):
-                raise TypeError(f"{content[name]!r:.40} as the {name} of an operating point")
+        check_kinds(content, REQUIRED, "an operating point")
+        check_kinds(content, {name: OPTIONAL[name] for name in OPTIONAL if name in content}, "an operating point")
         latency, certificate = content.get("latency"), content.get("certificate")
         given = {
             **content,
             "score": math.nan if content["score"] is None else content["score"],
             "metrics": dict(content["metrics"]),
             "dials": tuple(content.get("dials", ())),
-            "latency": None if latency is None else Latency(**latency),
+            "latency": None if latency is None else latency_from_json(latency),
             "certificate": None if certificate is None else certificate_from_json(certificate),
         }
         return cls(**given)
 
 
-REQUIRED = ("dial", "score", "cost", "depth", "metrics")
+#: What the fields may be in JSON.
+REQUIRED: dict[str, Any] = {"dial": Real, "score": Real | None, "cost": Real, "depth": Real, "metrics": Mapping}
+OPTIONAL: dict[str, Any] = {"name": str, "dials": Sequence, "n": int, "data": str, "dtype": str}
+OF_LATENCY: dict[str, Any] = {"milliseconds": Real, "batch": int, "percentile": Real, "cpu": str}
+OF_CERTIFICATE: dict[str, Any] = {
+    "loss": str, "risk": Real, "confidence": Real, "measured": Real, "p_values": Sequence, "seed": int,
+    "versions": Mapping,
+}  # fmt: skip
 NOTHING = object()
 
 
-def certificate_from_json(content: Mapping[str, Any]) -> Certificate:
+def check_kinds(content: Any, kinds: Mapping[str, Any], what: str) -> None:
+    """A TypeError names the first field that is missing or of another kind."""
+    if not isinstance(content, Mapping):
+        raise TypeError(f"{content!r:.40} as {what}")
+    for name, kind in kinds.items():
+        if name not in content:
+            raise TypeError(f"{what} without its {name}")
+        if not isinstance(content[name], kind):
+            raise TypeError(f"{content[name]!r:.40} as the {name} of {what}")
+
+
+def latency_from_json(content: Any) -> Latency:
+    check_kinds(content, OF_LATENCY, "the latency of an operating point")
+    return Latency(**content)
+
+
+def certificate_from_json(content: Any) -> Certificate:
+    check_kinds(content, OF_CERTIFICATE, "the certificate of an operating point")
+    for pair in content["p_values"]:
+        if not (isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(each, Real) for each in pair)):
+            raise TypeError(f"{pair!r:.40} as a dial and its p-value")
     return Certificate(**{**content, "p_values": tuple((dial, p) for dial, p in content["p_values"])})
 
 
