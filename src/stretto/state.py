@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,6 +88,15 @@ class Inputs:
         return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
+class Compared(NamedTuple):
+    """What led to a decision. After a layer there is one number per sequence ([B]), elsewhere one per row ([N])."""
+
+    what: str
+    value: Tensor
+    bound: Tensor
+    """What the value is compared with: the dial, or what a decider makes of it."""
+
+
 @dataclass(frozen=True)
 class Decision:
     """What a decider wants done now, and the scores behind it; None means nothing."""
@@ -108,6 +117,8 @@ class Decision:
     """[N] what the rows were ranked by. Not a verb: the engines do nothing with it, `stretto explain` shows it."""
     depth: Tensor | None = None
     """[N] the depth given to each row. Not a verb either."""
+    compared: Compared | None = None
+    """The number that decided and its bound. Not a verb either."""
 
     @property
     def said(self) -> dict[str, Tensor]:

@@ -52,7 +52,7 @@ def test_few_examples_choose_no_dial(n: int, chosen: int) -> None:
     """One of 199 examples is more than half a point."""
     points = [dataclasses.replace(each, n=n) for each in POINTS]
     assert default_point(points, Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS))) == points[chosen]
-    reason = "the cheapest at most half a point" if chosen else f"{n} examples are too few to show a loss"
+    reason = "the cheapest at most half a point" if chosen else f"too few examples ({n}) to show a loss"
     assert reason in how_chosen(points, points[chosen])
     assert chosen or "200 are enough" in how_chosen(points, points[chosen])
 

@@ -15,11 +15,13 @@ from tiny import LABELLING, tiny_model, tiny_tokenizer
 
 from stretto import AdaptiveModel, StrettoError
 from stretto.data.tokenise import Origin, encode, origins
+from stretto.methods import METHODS
 from stretto.methods.base import Dial
+from stretto.methods.deebert import entropy
 from stretto.methods.full import Full
 from stretto.state import Decision, Inputs, State
 from stretto.view.explain import Explanation, explain, pieces, visible
-from stretto.view.explain_html import explanation_page
+from stretto.view.explain_html import DROPPED, FROZEN, SCORES, WORD, explanation_page
 from stretto.view.explain_terminal import layer_rows, show_explanation, token_rows
 
 TEXT = "a very good movie , never dull !"
@@ -94,12 +96,54 @@ def test_exits_are_told_as_far_as_they_were_asked() -> None:
     full = explain(model, TEXT, 0.0)
     assert [said is None for said in full.exits] == [False, False, False, True]
     assert [row["layer"] for row in layer_rows(full)] == [1, 2, 3, 4]
-    assert layer_rows(explanation) == [
-        {"layer": 1, "tokens left": 10, "exit says": layer_rows(explanation)[0]["exit says"], "": "answered here"}
-    ]
+    (row,) = layer_rows(explanation)
+    assert list(row.values())[:2] == [1, 10]
+    assert list(row) == ["layer", "tokens left", "exit says", "entropy", ""]
+    assert row[""] == "answered here"
     regression = explain(tiny_model("pabee", n_labels=1), TEXT, 2.0)
     assert regression.exits[0] is not None and list(regression.exits[0]) == [""]
     assert f"{regression.prediction.label:.4g}" in shown(regression)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if "exit" in METHODS[name].verbs])
+def test_what_exits_compare_with_the_dial(name: str) -> None:
+    """Each layer where the method decides has a number, whose bound is the dial."""
+    model = tiny_model(name)
+    dial = model.method.dial.sweep[len(model.method.dial.sweep) // 2]
+    explanation = explain(model, TEXT, dial)
+    found = [layer for layer in explanation.compared if layer]
+    assert found
+    assert all(len(layer) == 1 for layer in found)
+    for (what, each), row in zip([*found[-1].items()], layer_rows(explanation)[-1:], strict=True):
+        assert isinstance(each.value, float)
+        assert each.bound == pytest.approx(dial)
+        assert what in row
+    assert explanation.to_json()["compared"][explanation.compared.index(found[0])] == {
+        what: {"value": each.value, "bound": each.bound} for what, each in found[0].items()
+    }
+
+
+def test_the_entropy_is_that_of_the_exit() -> None:
+    explanation = explain(tiny_model("deebert"), TEXT, 0.5)
+    said = explanation.exits[0]
+    assert said is not None
+    logits = torch.tensor([*said.values()]).log()
+    compared = explanation.compared[0]["entropy"]
+    assert compared.value == pytest.approx(float(entropy(logits)), abs=1e-5)
+    assert compared.told in shown(explanation)
+    assert f"entropy {compared.told}" in explanation_page(explanation)
+
+
+def test_tokens_below_the_threshold_are_those_that_leave() -> None:
+    model = tiny_model("adapler")
+    explanation = explain(model, TEXT, 1.0)
+    compared = explanation.compared[0]["contribution"]
+    assert isinstance(compared.value, list)
+    for place, value in enumerate(compared.value[1:], start=1):  # the first one is protected
+        assert value is not None
+        assert bool(explanation.lives[1, place]) == (value >= compared.bound)
+    assert " to " in layer_rows(explanation)[0]["contribution"]
+    assert f"(bound {compared.bound:.4g})" in explanation_page(explanation)
 
 
 def test_frozen_tokens_stay_and_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +187,26 @@ def test_the_page_shows_layers_and_scores() -> None:
     assert 'class="gone"' in page and "--score: 1.000" in page
     assert "&lt;" in page and "<i>" not in page
     assert "http" not in page and "<script" not in page
+
+
+def test_the_legend_has_what_the_page_shows() -> None:
+    entries = {"high score": SCORES, "dropped": DROPPED, "frozen": FROZEN, "word": WORD}
+
+    def legend(explanation: Explanation) -> set[str]:
+        page = explanation_page(explanation)
+        return {name for name, entry in entries.items() if entry in page}
+
+    dropping = tiny_model("length_adaptive")
+    assert legend(explain(dropping, TEXT, dropping.method.dial.sweep[-1])) == {"high score", "dropped"}
+    assert legend(explain(with_method(Freezer), TEXT)) == {"frozen"}
+    full = explain(tiny_model("full"), TEXT)
+    assert legend(full) == set()
+    assert 'class="key"' not in explanation_page(full)
+    assert "Hover" not in explanation_page(full)
+    full.joined[2] = True
+    assert legend(full) == {"word"}
+    early = explanation_page(explain(tiny_model("deebert", n_layers=2), TEXT, 1.0))
+    assert "The 1 layer after it did not run." in early
 
 
 def test_pieces_of_a_word_hang_together() -> None:

@@ -237,8 +237,8 @@ def test_rationales_command(model: Path, tmp_path: Path) -> None:
     files = [tmp_path / "agreement.json", tmp_path / "agreement.png"]
     result = run("rationales", model, data, "--json", files[0], "--plot", files[1])
     assert result.exit_code == 0, result.stderr
-    assert "38 of 109 words were beyond 64 tokens and are not counted" in result.stderr
-    assert "1 of 3 texts have no marked or no unmarked words" in result.stderr
+    assert "beyond 64 tokens, not counted: 38 of 109 words" in result.stderr
+    assert "no marked or no unmarked words, left out: 1 of 3 texts" in result.stderr
     lines = result.stdout.splitlines()
     assert lines[0].startswith("Mean average precision on 2 texts (chance: 0.4")
     assert lines[1].split() == ["layer", "saliency", "attention", "rollout"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Terminal
@@ -52,12 +53,29 @@ def test_markdown_and_html_escape_what_they_must() -> None:
 
 def test_plots_are_written(tmp_path: Path) -> None:
     curves = {"deebert": points((1.0, 0.9), (0.4, 0.8), (0.7, 0.9)), "pabee": points((1.0, 0.9), (0.5, 0.85))}
-    pareto_plot(curves, tmp_path / "a.png", full=curves["deebert"][0], metric="macro_f1", title="reviews")
+    full, default = curves["deebert"][:2]
+    pareto_plot(curves, tmp_path / "a.png", full=full, default=default, metric="macro_f1", title="reviews")
     pareto_plot(curves, tmp_path / "a.svg")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "a.svg").read_text()
     with pytest.raises(StrettoError, match=r"\.png, \.svg, \.pdf, got"):
         pareto_plot(curves, tmp_path / "a.doc")
+
+
+def test_full_model_and_default_dial_are_marked_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at the edge of the axes, where marks are clipped otherwise."""
+    figures: list[Any] = []
+    monkeypatch.setattr("stretto.view.plots.save", lambda figure, path: figures.append(figure))
+    (full, default), name = points((1.0, 0.9), (0.4, 0.8)), "deebert"
+    pareto_plot({name: [full, default]}, tmp_path / "a.png", full=full, default=default, standing="estimate")
+    (axes,) = figures[0].axes
+    marks = {line.get_label(): line for line in axes.get_lines()}
+    star, ring = marks["full model"], marks["default dial (estimate)"]
+    assert (star.get_marker(), ring.get_marker()) == ("*", "o")
+    assert not star.get_clip_on() and not ring.get_clip_on()
+    assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (0.4, 0.8)
+    pareto_plot({name: [full]}, tmp_path / "a.png")
+    assert [line.get_label() for line in figures[1].axes[0].get_lines()] == [name]
 
 
 def test_a_report_is_one_page_with_everything(tmp_path: Path) -> None:

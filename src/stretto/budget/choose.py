@@ -28,6 +28,11 @@ class Priced(Protocol):
 AnyPriced = TypeVar("AnyPriced", bound=Priced)
 
 
+def at_dial(points: Sequence[OperatingPoint], dial: float) -> OperatingPoint | None:
+    """The point that was measured at this dial, or None."""
+    return next((point for point in points if point.dial == dial), None)
+
+
 def within_cost(points: Sequence[AnyPriced], cost: float) -> AnyPriced | None:
     """The most expensive point that costs at most this, or None. Looks at costs only, never at scores."""
     affordable = [point for point in points if point.cost <= cost]
@@ -67,7 +72,7 @@ def how_chosen(points: Sequence[OperatingPoint], chosen: OperatingPoint) -> str:
         return f"the cheapest that is guaranteed to lose at most {100 * chosen.certificate.risk:g} %"
     if too_few(points):
         return (
-            f"the full model: {n} examples are too few to show a loss of half a point (one is {100 / n:.1f} points), "
+            f"the full model: too few examples ({n}) to show a loss of half a point (one is {100 / n:.1f} points), "
             f"{FEWEST} are enough"
         )
     return "the cheapest at most half a point below the full model"

@@ -35,7 +35,7 @@ from stretto.budget.per_input import fit_per_input
 from stretto.budget.sweep import sweep
 from stretto.data import Dataset, by_length, sample
 from stretto.data.tokenise import Encoded
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, counted
 from stretto.methods.length_adaptive import FixedLengths, LengthAdaptive
 from stretto.saving.digests import dataset_digest, weights_digest
 from stretto.saving.folder import check_place
@@ -303,8 +303,11 @@ def provenance(result: SearchResult, examples: int, seed: int) -> dict[str, Any]
     first, last = result.iterations[0], result.iterations[-1]
     return {
         "search": (
-            f"{last.number} iterations, {last.tried} configurations on {result.examples} examples, seed {seed}, "
+            f"{counted(last.number, 'iteration')}, {counted(last.tried, 'configuration')} on "
+            f"{counted(result.examples, 'example')}, seed {seed}, "
             f"area {first.area:.4f} → {last.area:.4f}"
         ),
-        "operating points": f"measured on the {examples} examples of the search; expect slightly less on others",
+        "operating points": (
+            f"measured on the data of the search ({counted(examples, 'example')}); expect slightly less on others"
+        ),
     }

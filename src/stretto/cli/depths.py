@@ -9,7 +9,7 @@ from typer import Option
 from stretto.cli.guard import output_file
 from stretto.cli.options import Json, ModelFolder
 from stretto.cli.output import STDOUT, open_model, say, write_json
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,4 +119,4 @@ def show_depths(depths: Tensor, n_layers: int) -> None:
         {"depth": depth, "words": count, "": "#" * round(40 * count / widest)}
         for depth, count in enumerate(counts, start=1)
     ]
-    show_table(rows, title=f"{len(depths)} words by depth")
+    show_table(rows, title=f"{counted(len(depths), 'word')} by depth")

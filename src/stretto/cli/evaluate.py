@@ -33,6 +33,7 @@ from stretto.cli.output import (
     worth_showing,
     write_json,
 )
+from stretto.errors import counted
 
 EXAMPLES = """
 stretto evaluate reviews-model test.csv
@@ -62,6 +63,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Measure score, cost and depth along the dial."""
+    from stretto.budget.choose import at_dial
     from stretto.budget.sweep import sweep
     from stretto.data import Columns, load
     from stretto.saving.versions import versions
@@ -99,7 +101,7 @@ def evaluate(
     }
     if json != STDOUT:
         shown = worth_showing(points, loaded.dial) if wanted is None else points
-        title = f"{loaded.method.name} on {len(examples)} examples; the dial is {loaded.method.dial.name}"
+        title = f"{loaded.method.name} on {counted(len(examples), 'example')}; the dial is {loaded.method.dial.name}"
         title += f" ({len(shown)} of {len(points)} dials; --json has all)" if len(shown) < len(points) else ""
         show_table(point_rows(shown, loaded), point_formats(points), title=title)
         for name, signature in loaded.task.signatures().items():
@@ -107,8 +109,8 @@ def evaluate(
         say(f"default dial {loaded.dial:g}: {loaded.promise()}")
     write_json(json, content)
     if plot is not None:
-        full = next((point for point in points if point.dial == loaded.method.dial.off), None)
-        own = next((point for point in points if point.dial == loaded.dial), None)
+        full = at_dial(points, loaded.method.dial.off)
+        own = at_dial(points, loaded.dial)
         pareto_plot(
             {loaded.method.name: points}, plot, full=full, default=own, standing=loaded.standing(),
             metric=loaded.task.main_metric,

@@ -8,6 +8,7 @@ from typer import Option
 
 from stretto.cli.options import Dtype, Json, ModelFolder
 from stretto.cli.output import STDOUT, open_model, say, write_json
+from stretto.errors import counted
 
 EXAMPLES = """
 stretto export reviews-model --onnx reviews-onnx                  # exits: one graph per layer
@@ -34,6 +35,5 @@ def export(
     contract = export_onnx(open_model(model), onnx, dial=dial, dtype=dtype, stages=stages, whole=whole)
     write_json(json, contract)
     if json != STDOUT:
-        count = len(contract["graphs"])
-        say(f"wrote {count} {'graph' if count == 1 else 'graphs'} and the tokenizer to {onnx}; largest difference of "
+        say(f"wrote {counted(len(contract['graphs']), 'graph')} and the tokenizer to {onnx}; largest difference of "
             f"a logit from stretto's own: {contract['largest_difference']:.1e}")  # fmt: skip

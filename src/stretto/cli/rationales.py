@@ -10,6 +10,7 @@ from typer import Argument, Option
 from stretto.cli.guard import output_file
 from stretto.cli.options import Json, ModelFolder, Seed, Split
 from stretto.cli.output import STDOUT, on_terminal, open_model, say, write_json
+from stretto.errors import counted
 
 EXAMPLES = """
 stretto rationales reviews-model rationales.jsonl
@@ -54,9 +55,9 @@ def rationales(
         examples = random.Random(seed).sample(examples, limit)
     found = agreement(loaded, examples, dial, progress=on_terminal())
     if found.unscored:
-        say(f"{found.unscored} of {found.words} words were beyond {loaded.max_length} tokens and are not counted")
+        say(f"beyond {loaded.max_length} tokens, not counted: {found.unscored} of {counted(found.words, 'word')}")
     if found.left_out:
-        say(f"{found.left_out} of {found.texts} texts have no marked or no unmarked words and were left out")
+        say(f"no marked or no unmarked words, left out: {found.left_out} of {counted(found.texts, 'text')}")
     curves = {measure: {name: getattr(curve, measure) for name, curve in found.curves.items()} for measure in PANELS}
     if json != STDOUT:
         for measure, title in PANELS.items():

@@ -33,7 +33,7 @@ from stretto.cli.output import (
     say_cut,
     write_json,
 )
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, counted
 
 if TYPE_CHECKING:
     from stretto.budget.search import Iteration, SearchResult
@@ -129,7 +129,7 @@ def search(
     if json != STDOUT:
         show_table([iteration_row(iteration) for iteration in result.iterations], {"area": ".4f"}, title="The search")
         print()
-        title = f"The frontier on {len(examples)} examples; the dial is {loaded.method.dial.name}"
+        title = f"The frontier on {counted(len(examples), 'example')}; the dial is {loaded.method.dial.name}"
         show_table(point_rows(result.points, loaded), {**point_formats(result.points), "dial": ".3f"}, title=title)
     write_json(
         json,
@@ -149,7 +149,7 @@ def search(
         },
     )
     if plot is not None:
-        draw(result, plot, loaded.task.main_metric)
+        draw(result, plot, loaded)
         say(f"wrote {plot}")
     say(
         f"saved {target}"
@@ -210,13 +210,17 @@ def iteration_json(iteration: Iteration) -> dict[str, Any]:
     return {**iteration_row(iteration), "frontier": frontier}
 
 
-def draw(result: SearchResult, path: str, metric: str) -> None:
+def draw(result: SearchResult, path: str, model: AdaptiveModel) -> None:
     """The frontier of constant ratios, and the final one."""
+    from stretto.budget.choose import at_dial
     from stretto.view.plots import pareto_plot
 
     first, last = result.iterations[0], result.iterations[-1]
     curves = {
         "constant ratios (the start)": [candidate.point for candidate in first.frontier],
-        f"after {last.number} iterations": [candidate.point for candidate in last.frontier],
+        f"after {counted(last.number, 'iteration')}": [candidate.point for candidate in last.frontier],
     }
-    pareto_plot(curves, path, full=result.points[0], metric=metric)
+    pareto_plot(
+        curves, path, full=result.points[0], default=at_dial(result.points, model.dial), standing=model.standing(),
+        metric=model.task.main_metric,
+    )  # fmt: skip

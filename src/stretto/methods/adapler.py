@@ -42,7 +42,7 @@ from stretto.engine.reference import ReferenceEngine
 from stretto.methods.base import ANY_ANSWER, Batches, Dial, Method, Notes, Shape, Stage, Targets, TrainingBatch
 from stretto.methods.contribution import ContributionPredictors, divergence, saliency_notes
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share, Size, Weight
-from stretto.state import Decision, State
+from stretto.state import Compared, Decision, State
 from stretto.tasks import Task
 
 #: λ per epoch as published, by the number of epochs: (first, factor).
@@ -187,8 +187,8 @@ class AdapLeR(Method):
             return None
         score = contributions(self.predictors.ask(state, asked), state)
         eta = self.eta[state.layer - 1].clamp(*ETA_RANGE)
-        threshold = state.dial * eta / state.lengths  # [B]
-        return Decision(drop=score < threshold[state.sequence], score=score)
+        threshold = (state.dial * eta / state.lengths)[state.sequence]  # [N]
+        return Decision(drop=score < threshold, score=score, compared=Compared("contribution", score, threshold))
 
     def fade(self, state: State, fading: Fading) -> Decision:
         layer, notes, salience = state.layer - 1, state.notes_of(self).rows, state.input_notes["saliency"]

@@ -50,7 +50,7 @@ from stretto.methods.base import ANY_ANSWER, Dial, Method, Shape, Stage, Trainin
 from stretto.methods.exits import Pool
 from stretto.methods.pooled_head import MeanHead
 from stretto.methods.settings import Count, Epochs, FinetuningConfig, LearningRate, Share, Size, TrueShare, Weight
-from stretto.state import Decision, State
+from stretto.state import Compared, Decision, State
 from stretto.tasks import Task
 
 IGNORED, GATED = -1.0, 0.0  # dials at which all layers run, without and with their gates
@@ -196,7 +196,7 @@ class ALBERTa(Method):
         if lesson is not None and lesson.read is not None:
             read = lesson.read(state.rows, state)
             lesson.pooled.append(torch.zeros_like(read).index_copy(0, state.ids, read))
-        return Decision(exit=exit)
+        return Decision(exit=exit, compared=Compared("next gate", following, state.dial))
 
     def stages(self) -> list[Stage]:
         config = self.config

@@ -32,7 +32,7 @@ from stretto.methods.base import Batches, Method, Needs, Pass, Shape, Stage
 from stretto.methods.deebert import ENTROPY_DIAL, entropy, exits_stage
 from stretto.methods.exits import ExitConfig
 from stretto.methods.settings import Epochs, LearningRate, Share
-from stretto.state import Decision, State
+from stretto.state import Compared, Decision, State
 from stretto.tasks import Task
 
 
@@ -121,7 +121,8 @@ class BranchyNet(JointExits):
         self.register_buffer("factors", torch.tensor(config.factors or (1.0,) * (shape.n_layers - 1)).double())
 
     def decide(self, state: State) -> Decision:
-        return Decision(exit=entropy(state.exit_logits) < state.dial * self.factors[state.layer - 1])
+        uncertainty, threshold = entropy(state.exit_logits), state.dial * self.factors[state.layer - 1]
+        return Decision(exit=uncertainty < threshold, compared=Compared("entropy", uncertainty, threshold))
 
     def stages(self) -> list[Stage]:
         *before, joint = super().stages()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from stretto.methods.base import Dial, Method, Needs, Pass, Shape, Stage, spaced
 from stretto.methods.exits import ExitConfig
-from stretto.state import Decision, State
+from stretto.state import Compared, Decision, State
 
 ENTROPY_DIAL = Dial(
     "entropy",
@@ -62,7 +62,8 @@ class DeeBERT(Method):
     uses_exits = True
 
     def decide(self, state: State) -> Decision:
-        return Decision(exit=entropy(state.exit_logits) < state.dial)
+        uncertainty = entropy(state.exit_logits)
+        return Decision(exit=uncertainty < state.dial, compared=Compared("entropy", uncertainty, state.dial))
 
     def stages(self) -> list[Stage]:
         return [self.finetuning(), exits_stage(self.config, self.shape, self.ramps_loss)]

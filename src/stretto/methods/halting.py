@@ -35,7 +35,7 @@ from stretto.methods.base import Batches, Dial, Needs, Notes, Pass, Shape, Stage
 from stretto.methods.deebert import DeeBERT
 from stretto.methods.folds import FoldConfig, held_out_answers
 from stretto.methods.settings import Weight
-from stretto.state import Decision, State
+from stretto.state import Compared, Decision, State
 from stretto.tasks import Task
 
 Oracle = Literal["stays", "first"]
@@ -67,10 +67,14 @@ def oracle_of(correct: Tensor, config: Any) -> Tensor:
     return settled_depth(correct) if config.oracle == "stays" else oracle_depth(correct, config.penalty)
 
 
+def cumulated(logits: Tensor) -> Tensor:
+    """[B, L] -> [B, L] the probability that so many layers suffice."""
+    return torch.softmax(logits.double(), dim=-1).cumsum(dim=-1)
+
+
 def depth_at_quantile(logits: Tensor, quantile: Tensor) -> Tensor:
     """[B, L], [B] -> [B] smallest depth whose cumulated probability reaches the quantile; quantile 1 is depth L."""
-    cumulated = torch.softmax(logits.double(), dim=-1).cumsum(dim=-1)
-    depth = (cumulated < quantile.unsqueeze(-1)).sum(dim=-1) + 1
+    depth = (cumulated(logits) < quantile.unsqueeze(-1)).sum(dim=-1) + 1
     return torch.where(quantile >= 1, logits.shape[-1], depth).clamp(max=logits.shape[-1])
 
 
@@ -93,9 +97,11 @@ class Halting(DeeBERT):
     def decide(self, state: State) -> Decision:
         notes = state.notes_of(self).sequences
         if state.layer == 1:
-            notes["depth"] = depth_at_quantile(self.predictor(state.pooled), state.dial)
+            logits = self.predictor(state.pooled)
+            notes.update(depth=depth_at_quantile(logits, state.dial), sufficient=cumulated(logits))
             state.spend(self.shape.d * self.shape.n_layers)
-        return Decision(exit=notes["depth"] == state.layer)
+        sufficient = notes["sufficient"][:, state.layer - 1]
+        return Decision(exit=notes["depth"] == state.layer, compared=Compared("sufficient", sufficient, state.dial))
 
     def stages(self) -> list[Stage]:
         finetuning, exits = super().stages()

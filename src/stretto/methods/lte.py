@@ -33,7 +33,7 @@ from stretto.methods.base import Batches, Dial, Notes, Pass, Shape, Stage, space
 from stretto.methods.branchynet import JointConfig, JointExits
 from stretto.methods.deebert import exits_stage
 from stretto.methods.folds import FoldConfig, held_out_answers
-from stretto.state import Decision, State
+from stretto.state import Compared, Decision, State
 from stretto.tasks import Task
 
 
@@ -63,7 +63,8 @@ class LTE(JointExits):
 
     def decide(self, state: State) -> Decision:
         state.spend(self.shape.d)
-        return Decision(exit=self.uncertainty(state.pooled) < state.dial)
+        wrongness = self.uncertainty(state.pooled)
+        return Decision(exit=wrongness < state.dial, compared=Compared("uncertainty", wrongness, state.dial))
 
     def stages(self) -> list[Stage]:
         if self.config.folds < 2:

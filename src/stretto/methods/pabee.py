@@ -27,7 +27,7 @@ from torch import Tensor
 from stretto.methods.base import Dial, Shape
 from stretto.methods.branchynet import JointConfig, JointExits
 from stretto.methods.settings import Weight
-from stretto.state import Decision, State
+from stretto.state import Compared, Decision, State
 from stretto.tasks import Task
 
 
@@ -68,4 +68,5 @@ class PABEE(JointExits):
             agrees = self.task.same_answer(logits, before, self.config.tolerance)
             count = agreements(notes["agreements"], agrees)
         notes.update(logits=logits, agreements=count)
-        return Decision(exit=(count >= state.dial) & (state.dial > 0))
+        patient = (count >= state.dial) & (state.dial > 0)
+        return Decision(exit=patient, compared=Compared("agreements", count, state.dial))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from stretto.methods.base import Dial, Needs, spaced
 from stretto.methods.branchynet import JointConfig, JointExits
-from stretto.state import Decision, State
+from stretto.state import Compared, Decision, State
 
 
 @dataclass(frozen=True)
@@ -52,5 +52,6 @@ class ShallowDeep(JointExits):
         return torch.arange(1, self.shape.n_layers + 1) / self.shape.n_layers
 
     def decide(self, state: State) -> Decision:
+        probability = confidence(state.exit_logits)
         # a softmax that rounds to exactly 1 must not leave at T = 1: `>` is strict
-        return Decision(exit=confidence(state.exit_logits) > state.dial)
+        return Decision(exit=probability > state.dial, compared=Compared("confidence", probability, state.dial))

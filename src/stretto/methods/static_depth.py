@@ -18,12 +18,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import torch
+
 from stretto.errors import StrettoError
 from stretto.methods.base import Dial, Method, Shape, Stage
 from stretto.methods.deebert import exits_stage
 from stretto.methods.exits import ExitConfig
 from stretto.methods.settings import Count, Epochs, LearningRate
-from stretto.state import Decision, State
+from stretto.state import Compared, Decision, State
 from stretto.tasks import Task
 
 
@@ -62,7 +64,8 @@ class StaticDepth(Method):
     def decide(self, state: State) -> Decision | None:
         if state.layer != self.depth:
             return None
-        return Decision(exit=state.dial <= self.depth)
+        depth = torch.full_like(state.dial, self.depth)
+        return Decision(exit=state.dial <= depth, compared=Compared("depth", depth, state.dial))
 
     def stages(self) -> list[Stage]:
         config = self.config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stretto.errors import counted
 from stretto.methods import METHODS
 from stretto.saving.points import promise, promise_at
 
@@ -39,8 +40,8 @@ tags: [adaptive-computation, {folder.method}]
 
 # {config.model_type} with {folder.method}
 
-A {task.name} model ({config.num_hidden_layers} layers, hidden size {config.hidden_size}) that spends only the
-computation each input needs. Its answers: {task.outputs}.
+A {task.name} model ({counted(config.num_hidden_layers, "layer")}, hidden size {config.hidden_size}) that spends only \
+the computation each input needs. Its answers: {task.outputs}.
 
 ```python
 from stretto import AdaptiveModel

@@ -33,7 +33,7 @@ from stretto.backbones.heads import EveryRow, Head
 from stretto.data import Dataset
 from stretto.data.tokenise import IGNORED, collate
 from stretto.engine.reference import ReferenceEngine
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, counted
 from stretto.methods import METHODS, Method, Shape
 from stretto.methods.alberta import GATED
 from stretto.model import make_config
@@ -328,8 +328,8 @@ tags: [stretto, {config.model_type}, fill-mask]
 
 # {config.model_type}, pretrained with stretto
 
-{config.num_hidden_layers} layers in {config.num_hidden_groups} groups, {config.hidden_size} wide, \
-{summary.parameters:,} parameters, {summary.vocabulary:,} tokens in its vocabulary.
+{counted(config.num_hidden_layers, "layer")} in {counted(config.num_hidden_groups, "group")}, \
+{config.hidden_size} wide, {summary.parameters:,} parameters, {summary.vocabulary:,} tokens in its vocabulary.
 
 Masked language model of {summary.texts:,} texts ({summary.tokens:,} tokens), {summary.epochs:g} epochs, \
 {summary.steps:,} steps, seed {summary.seed}. Perplexity of masked words in {summary.held_out_texts:,} held-out texts: \

@@ -1,8 +1,9 @@
 """Up to which layer each token is used: one text, run with the model's own method and recorded.
 
 A `Watcher` replaces the method on the packed engine. It passes every decision through and records what happened to
-each token, the score it was ranked by (`Decision.score`), the depth it was given (`Decision.depth`), and the answers of
-the exits that the method asked. It computes nothing itself: answer and cost are those of `AdaptiveModel.predict`.
+each token, the score it was ranked by (`Decision.score`), the depth it was given (`Decision.depth`), what was compared
+with the dial (`Decision.compared`), and the answers of the exits that the method asked. It computes nothing itself:
+answer and cost are those of `AdaptiveModel.predict`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,24 @@ from stretto.data.batches import batches
 from stretto.data.tokenise import Encoded, Origin
 from stretto.engine.decider import Decider, OwnHead, Silent, ask
 from stretto.model import AdaptiveModel, Text
-from stretto.state import Decision, State
+from stretto.state import Compared, Decision, State
 from stretto.tasks import LabelPrediction, Prediction
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A number that decided, and the bound it was compared with."""
+
+    value: float | list[float | None]
+    """Of the text; or of each token, None where there was none."""
+    bound: float
+
+    @property
+    def told(self) -> str:
+        """'0.31 (bound 0.4)', or of tokens '0.02 to 0.4 (bound 0.1)'."""
+        values = [self.value] if isinstance(self.value, float) else [each for each in self.value if each is not None]
+        ends = dict.fromkeys(f"{each:.4g}" for each in (min(values), max(values)))
+        return f"{' to '.join(ends)} (bound {self.bound:.4g})"
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,8 @@ class Explanation:
     """[T] the depth the method gave each token; None if it gave none."""
     exits: list[dict[str, float] | None]
     """[L] the answer of the exit after the layer, if the method asked it; for regression the value, under ''."""
+    compared: list[dict[str, Comparison]]
+    """[L] what the method compared in each layer, by name."""
     prediction: Prediction
     method: str
     dial: float
@@ -79,6 +98,7 @@ class Explanation:
             "token_scores": [[None if score != score else score for score in row] for row in self.scores.tolist()],
             "depths": self.depths,
             "exits": self.exits,
+            "compared": [{what: asdict(each) for what, each in layer.items()} for layer in self.compared],
         }
 
 
@@ -96,6 +116,7 @@ class Watcher(Silent):
         self.scores = torch.full((n_layers, n_tokens), torch.nan, dtype=torch.float64)
         self.depths: list[int] | None = None
         self.exit_logits: dict[int, Tensor] = {}
+        self.compared: list[dict[str, Comparison]] = [{} for _ in range(n_layers)]
 
     def own_head(self) -> OwnHead | None:
         return self.watched.own_head()
@@ -109,6 +130,8 @@ class Watcher(Silent):
             self.depths = decision.depth.tolist()
         if decision.score is not None:
             self.scores[state.layer - 1, position] = decision.score.cpu().double()
+        if decision.compared is not None:
+            self.compared[state.layer - 1][decision.compared.what] = self._noted(decision.compared, state)
         if state.point == "between":  # asked in every layer that runs
             self.frozen[state.layer - 1, position] = state.frozen.cpu()
             stays = torch.ones_like(state.protected)
@@ -116,6 +139,15 @@ class Watcher(Silent):
                 stays = ~decision.drop | state.protected
             self.lives[state.layer, position] = stays.cpu()
         return decision
+
+    def _noted(self, compared: Compared, state: State) -> Comparison:
+        values, bound = compared.value.tolist(), float(compared.bound[0])
+        if state.point == "after":
+            return Comparison(float(values[0]), bound)
+        by_token: list[float | None] = [None] * self.lives.shape[1]
+        for position, value in zip(state.position.tolist(), values, strict=True):
+            by_token[position] = value
+        return Comparison(by_token, bound)
 
     def _overhear(self, layer: int, ask: Any) -> Tensor:
         logits: Tensor = ask()
@@ -143,6 +175,7 @@ def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Expl
         scores=watcher.scores,
         depths=watcher.depths,
         exits=[answers.get(layer) for layer in range(1, n_layers + 1)],
+        compared=watcher.compared,
         prediction=model.predict(text, dial),
         method=model.method.name,
         dial=float(dial),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from stretto.errors import counted
 from stretto.view.explain import visible
 from stretto.view.explain_terminal import exit_says, headline
 
@@ -32,9 +33,10 @@ td.says { text-align: left; color: #555; padding-left: 1rem; border: 0; backgrou
 small { color: #555; }
 """
 
-KEY = """<table class="key"><tr><td class="live" style="--score: 1">high score</td>
-<td class="live" style="--score: 0">low score</td><td class="gone">dropped</td><td class="live frozen">frozen</td>
-<td class="opens">one</td><td class="joined">word</td></tr></table>"""
+#: Entries of the legend.
+SCORES = '<td class="live" style="--score: 1">high score</td><td class="live" style="--score: 0">low score</td>'
+DROPPED, FROZEN = '<td class="gone">dropped</td>', '<td class="live frozen">frozen</td>'
+WORD = '<td class="opens">one</td><td class="joined">word</td>'
 
 
 def explanation_page(explanation: Explanation) -> str:
@@ -43,7 +45,8 @@ def explanation_page(explanation: Explanation) -> str:
     layers = range(explanation.depth + 1)
     rows = _depths(explanation) + "\n".join(_row(explanation, layer) for layer in layers)
     never = len(explanation.scores) - explanation.depth
-    after = f" The {never} layers after it did not run." if never else ""
+    after = f" The {counted(never, 'layer')} after it did not run." if never else ""
+    after += " Hover over a token for its score." if has_scores(explanation) else ""
     cut = f"<p>Note: {explanation.not_shown}.</p>" if explanation.not_shown else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -53,11 +56,27 @@ def explanation_page(explanation: Explanation) -> str:
 <div class="grid"><table>
 {rows}
 </table></div>
-<p><small>Each row shows the tokens after a layer; the last row is where the answer was given.{after}
-Hover over a token for its score. If the method has no scores, all tokens of a layer look the same.</small></p>
-{KEY}
+<p><small>Each row shows the tokens after a layer; the last row is where the answer was given.{after}</small></p>
+{_legend(explanation)}
 </body></html>
 """
+
+
+def has_scores(explanation: Explanation) -> bool:
+    return not bool(explanation.scores.isnan().all())
+
+
+def _legend(explanation: Explanation) -> str:
+    """What the looks of tokens mean, as far as this page has them."""
+    ran = slice(explanation.depth + 1)
+    applies = {
+        SCORES: has_scores(explanation),
+        DROPPED: not bool(explanation.lives[ran].all()),
+        FROZEN: bool(explanation.frozen[: explanation.depth].any()),
+        WORD: any(explanation.joined),
+    }
+    entries = "".join(entry for entry, here in applies.items() if here)
+    return f'<table class="key"><tr>{entries}</tr></table>' if entries else ""
 
 
 def _depths(explanation: Explanation) -> str:
@@ -76,8 +95,15 @@ def _row(explanation: Explanation, layer: int) -> str:
     cells = "".join(_cell(explanation, layer, place) for place in range(len(explanation.tokens)))
     is_last = layer == explanation.depth
     name = "tokens" if layer == 0 else f"layer {layer}{', answered' if is_last else ''}"
-    says = escape(exit_says(explanation.exits[layer - 1])) if layer else ""
+    says = escape("; ".join(_says(explanation, layer))) if layer else ""
     return f'<tr class="{"exit" if is_last else "layer"}"><th>{name}</th>{cells}<td class="says">{says}</td></tr>'
+
+
+def _says(explanation: Explanation, layer: int) -> list[str]:
+    """The answer of the exit after a layer, and what was compared there."""
+    answer = exit_says(explanation.exits[layer - 1])
+    compared = [f"{what} {each.told}" for what, each in explanation.compared[layer - 1].items()]
+    return [answer, *compared] if answer else compared
 
 
 def _cell(explanation: Explanation, layer: int, place: int) -> str:
@@ -95,6 +121,9 @@ def _cell(explanation: Explanation, layer: int, place: int) -> str:
             share = max(0.0, score) / max(float(row.max()), 1e-12)
             style = f' style="--score: {share:.3f}"'
             notes.append(f"score {score:.4g}")
+        for what, each in explanation.compared[layer - 1].items():
+            if isinstance(each.value, list) and each.value[place] is not None:
+                notes.append(f"{what} {each.value[place]:.4g} (bound {each.bound:.4g})")
     if explanation.joined[place]:
         classes.append("joined")
     elif place + 1 < len(explanation.joined) and explanation.joined[place + 1]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
+from stretto.errors import counted
 from stretto.view.explain import visible
 from stretto.view.tables import plain_table, show_table
 
@@ -33,8 +34,8 @@ def show_explanation(explanation: Explanation, file: IO[str] | None = None) -> N
 def headline(explanation: Explanation) -> str:
     answer = explanation.prediction
     return (
-        f"{visible(answer.told)}: {answer.depth} of {len(explanation.scores)} layers, cost {answer.cost:.3f} "
-        f"({explanation.method}, dial {explanation.dial:g})"
+        f"{visible(answer.told)}: {answer.depth} of {counted(len(explanation.scores), 'layer')}, "
+        f"cost {answer.cost:.3f} ({explanation.method}, dial {explanation.dial:g})"
     )
 
 
@@ -57,6 +58,7 @@ def layer_rows(explanation: Explanation) -> list[dict[str, Any]]:
     """A row per layer that ran."""
     some_frozen = bool(explanation.frozen.any())
     some_exits = any(explanation.exits)
+    compared = dict.fromkeys(what for layer in explanation.compared for what in layer)
     rows = []
     for layer in range(1, explanation.depth + 1):
         row: dict[str, Any] = {"layer": layer, "tokens left": int(explanation.lives[layer].sum())}
@@ -64,6 +66,9 @@ def layer_rows(explanation: Explanation) -> list[dict[str, Any]]:
             row["frozen"] = int((explanation.frozen[layer - 1] & explanation.lives[layer]).sum())
         if some_exits:
             row["exit says"] = exit_says(explanation.exits[layer - 1])
+        for what in compared:
+            found = explanation.compared[layer - 1].get(what)
+            row[what] = found.told if found else ""
         row[""] = "answered here" if layer == explanation.depth else ""
         rows.append(row)
     return rows

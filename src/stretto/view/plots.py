@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stretto.errors import StrettoError
 from stretto.saving.files import replacing_file
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 #: The colours of Okabe and Ito, safe for colour-blind readers; markers differ too, for print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
+#: A single mark above everything else, whole also at the edge of the axes.
+ALONE: dict[str, Any] = {"linestyle": "", "clip_on": False, "zorder": 3}
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -46,11 +48,11 @@ def pareto_plot(
         )  # fmt: skip
     if full is not None:
         axes.axhline(full.score, color="0.6", linewidth=0.8, linestyle="--", zorder=0)
-        axes.plot([full.cost], [full.score], linestyle="", marker="*", markersize=12, color="0.25", label="full model")
+        axes.plot([full.cost], [full.score], marker="*", markersize=12, color="0.25", label="full model", **ALONE)
     if default is not None:
         axes.plot(
-            [default.cost], [default.score], linestyle="", marker="o", markersize=11, markerfacecolor="none",
-            markeredgewidth=1.6, color=COLOURS[1], label=f"default dial ({standing})",
+            [default.cost], [default.score], marker="o", markersize=11, markerfacecolor="none",
+            markeredgewidth=1.6, color=COLOURS[1], label=f"default dial ({standing})", **ALONE,
         )  # fmt: skip
     axes.set_xlabel("cost (fraction of the full model's FLOPs)")
     axes.set_ylabel(metric.replace("_", " "))
