@@ -42,7 +42,7 @@ def test_inputs_of_another_form(
     result = run(*(names.get(word, word) for word in command.split()))
     expected, came = ("single texts", "pairs of texts")[:: 1 if n_texts == 1 else -1]
     assert result.exit_code == 1
-    assert f"error: Expected {expected}, for the model was trained on {expected}, got {came}. Name" in result.stderr
+    assert f"error: Expected {expected}, as in the training of the model, got {came}. Name" in result.stderr
     assert result.stdout == ""
     assert list(tmp_path.iterdir()) == [data]
 
@@ -69,7 +69,7 @@ def test_training_remembers_the_form(rows: list[Any], n_texts: int, shared: Path
     other = write(tmp_path / "other.jsonl", jsonl(*(PAIRS if n_texts == 1 else TEXTS) * 8))
     again = run("train", other, "--model", out, "--skip", "backbone", "--output", tmp_path / "b")
     assert again.exit_code == 1
-    assert "for the model was trained on" in again.stderr
+    assert "as in the training of the model" in again.stderr
 
 
 @pytest.mark.parametrize("n_texts", [0, 3, "1", 1.5])
