@@ -47,7 +47,7 @@ def test_exits(tmp_path: Path) -> None:
     table = exits.summary_table(groups)
     assert "| deebert | 90.5 @ 0.40 |  |" in table  # not for regression
     assert "| static_depth | 80.0 @ 0.49 | – |" in table  # the deeper of two that fit; none yet
-    assert "run 2.0–2.0 times as fast as the full model" in table
+    assert "are 2.0–2.0 times as fast as the full model" in table
     assert "| deebert | 0.5 | 90.50 | 0.400 | 4.80 | 0.2 | 2.00 / – / 2.00 / – |" in exits.set_tables(groups)
     assert "| deebert (cls) | 91.00 @ 1.01 |" in exits.cheapest_table(groups)
     assert "batch 32: 0 of 2 rows" in exits.tracking_note(groups)  # at two budgets
