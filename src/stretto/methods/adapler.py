@@ -1,9 +1,9 @@
 """AdapLeR: each input loses the tokens that contribute too little, layer by layer.
 
-Before every layer a small predictor shares out a contribution of 1 among the tokens that are still there; those below
-a learned threshold leave for good. The predictors learn from the saliency of a fine-tuned model. While training,
-tokens fade instead of leaving: their attention scores are lowered, more steeply from step to step, until in the end
-it makes no difference. Then the weights get used to tokens that really leave.
+Before every layer a small predictor distributes a contribution of 1 over the live tokens. Tokens below a learned
+threshold are dropped. The predictors learn from the saliency of a fine-tuned model. In training, tokens fade instead:
+their attention scores are lowered, more steeply from step to step, until this equals dropping them. Then the weights
+are trained with tokens really dropped.
 
 Modarressi, Mohebbi, Pilehvar: *AdapLeR: Speeding up Inference by Adaptive Length Reduction*, ACL 2022.
 
@@ -15,17 +15,22 @@ Modarressi, Mohebbi, Pilehvar: *AdapLeR: Speeding up Inference by Adaptive Lengt
     η, θ: CE + φ Σ_l Σ_i exp(m_i^l); ∂/∂θ ≈ (1/θ) ∂/∂θ_d                  -> `AdapLeR.adaptive_loss`
     λ                                                                     -> `steepness`
 
-Differs from the paper: λ grows from step to step and stays at or below 1e4 for most of the training (`schedule`), since
-η and θ learn nothing where removal is hard; their learning rate is raised where the steps are too few for η to get
-anywhere (`threshold_reach`); the fine-tuned model teaches (`distil`); the weights are trained on with tokens removed
-for good (`retrain_epochs`), as PoWER-BERT does, and the checkpoint is chosen after that. Saliency comes from the best
-checkpoint of the fine-tuning unless more are asked for (`saliency_checkpoints`). One optimizer takes the place of two;
-the gradients of η and θ are clipped apart from those of the weights. The predictors, which start from nothing, have a
-learning rate of their own; m_i^l counts what earlier layers removed too, as the attention does. Batches of any size,
-and tasks that answer every token (its last state is restored). As published: `schedule="epoch"`, `threshold_reach=0`,
-`distil=0`, `retrain_epochs=0`, `saliency_checkpoints=3`.
+Differs from the paper:
 
-Dial: a factor on the learned thresholds. 0 is the full model, 1 as trained; above 1 cheaper still.
+- λ grows from step to step and stays at or below 1e4 for most of the training (`schedule`), because η and θ learn
+  nothing once removal is hard. Their learning rate is raised if there are too few steps to move η (`threshold_reach`).
+- The fine-tuned model is the teacher (`distil`).
+- The weights are trained further with tokens really dropped (`retrain_epochs`), as in PoWER-BERT, and the checkpoint is
+  chosen after that.
+- Saliency comes from the best checkpoint of the fine-tuning (`saliency_checkpoints`: the mean of several).
+- One optimizer instead of two. The gradients of η and θ are clipped separately from those of the weights. The
+  predictors, which start from random weights, have their own learning rate.
+- m_i^l also counts what earlier layers removed, as the attention does.
+- Batches of any size, and tasks that answer every token (its last state is restored).
+
+As published: `schedule="epoch"`, `threshold_reach=0`, `distil=0`, `retrain_epochs=0`, `saliency_checkpoints=3`.
+
+Dial: a factor on the learned thresholds. 0 is the full model, 1 is as trained, above 1 is cheaper.
 """
 
 from __future__ import annotations
@@ -63,16 +68,16 @@ class AdapLeRConfig(FinetuningConfig):
     predictor_learning_rate: LearningRate = 1e-3
     """Learning rate of the contribution predictors."""
     threshold_learning_rate: LearningRate = 5e-4
-    """Least learning rate of the thresholds η and amplifiers θ."""
+    """Minimum learning rate of the thresholds η and amplifiers θ."""
     threshold_reach: Share = 1.0
-    """How far η must be able to move in the steps there are, of its range from 0.01 to 1: the learning rate is raised
-    to that (at most to 0.02). 0: never."""
+    """Fraction of its range (0.01 to 1) that η must be able to cross in the steps of the stage. The learning rate is
+    raised for that, at most to 0.02. 0: never."""
     schedule: Literal["step", "epoch"] = "step"
     """When λ, the steepness of removal, grows: 'step' by step, or 'epoch' by epoch as published."""
     distil: Weight = 1.0
-    """Weight of the distance to the fine-tuned model's answers. 0: labels alone."""
+    """Weight of the distance to the fine-tuned model's answers. 0: labels only."""
     saliency_checkpoints: Size = 1
-    """Saliency is the mean over so many best checkpoints of the fine-tuning (published: 3)."""
+    """Saliency is the mean over this many best checkpoints of the fine-tuning (published: 3)."""
     gamma: Weight = 5e-3
     """γ: weight of the predictors' divergence from saliency (published: 5e-3 for SST-2, IMDB; 1e-1 for AG News)."""
     phi: Weight = 5e-4
@@ -84,7 +89,7 @@ class AdapLeRConfig(FinetuningConfig):
     eta: Share = 0.25
     """η: where the thresholds start."""
     retrain_epochs: Epochs = 1
-    """Epochs of a third stage: the weights get used to tokens that really leave. Cheap, as texts are short by then."""
+    """Epochs of a third stage, with tokens really dropped. It is fast, because texts are short then."""
     retrain_learning_rate: LearningRate = 3e-5
     """Learning rate of the third stage."""
 
@@ -136,7 +141,7 @@ def published_steepness(epoch: float, epochs: float) -> float:
 
 
 def layer_weights(n_layers: int) -> Tensor:
-    """[L] L - l for l = 0..L-1: what leaves early is to be told best."""
+    """[L] L - l for l = 0..L-1: early layers weigh most."""
     return torch.arange(n_layers, 0, -1)
 
 

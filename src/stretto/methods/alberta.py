@@ -1,10 +1,10 @@
-"""ALBERTa: a look at the lower layers decides how much each upper layer may add, and where to stop.
+"""ALBERTa: gates predicted from the lower layers scale each upper layer, and decide where to stop.
 
-The first k layers run as they are. From what they made of the tokens, a structure predictor shares out a probability
-among the upper (adaptive) layers: that this many of them are needed. Summed up from the top it becomes a gate for each
-layer, a factor on what its attention and its FFN add; gates fall from layer to layer. In training layers run with their
-gates, and one head answers after each of them; each answer counts as much as it is probable, so that the loss teaches
-the predictor. When serving, a sequence leaves before the first layer whose gate is too small, and the head answers.
+The first k layers run unchanged. From their output a structure predictor distributes a probability over the number of
+upper (adaptive) layers that are needed. Summed from the top it gives a gate for each layer: a factor on what its
+attention and its FFN add. Gates fall from layer to layer. In training, layers run with their gates, and one head
+answers after each of them. The loss weights each answer by its probability, which trains the predictor. In inference, a
+sequence leaves before the first layer whose gate is too small, and the head answers.
 
 Li, Li, Wang: *From Static to Dynamic: A Deeper, Faster, and Adaptive Language Modeling Approach* (ALBERTa).
 
@@ -15,22 +15,24 @@ Li, Li, Wang: *From Static to Dynamic: A Deeper, Faster, and Adaptive Language M
     L = Σ_j probs_j L_j + μ Σ_i p_i, which is the expected depth        -> `ALBERTa.exits_loss`, `leaving`
     L = task loss + μ Σ_i p_i, leaving after drawn layers               -> `ALBERTa.drawn_loss`
 
-Differs from the paper: predictor and head read the mean of the tokens (`pool="cls"`: as published). In the lower half
-of a sentence encoder the first token hardly differs from text to text, so that all would get the same gates. Wrapped
-around any encoder that was pretrained without gates. In post-LN layers the gate stands
-inside the norm, as above; the paper's are pre-LN, H + p_i Attn(LN(H)), and so are gated where the backbone's are. An
-encoder that learned to use all its layers is not urged to do with fewer, so a penalty μ on the sum of gates is added
-(0: as published), and the predictor starts with all gates almost open. No head has read the states of lower layers
-before, and gated layers alone do not teach it to: all exits of a pass have a part in the loss (`exit_loss="all"`), or
-a share of the training texts leaves after a layer drawn at random and is answered there (`"drawn"`; `exit_share` 0: as
-published). A sequence leaves as a whole, so tasks that answer every token work too: the model's token head reads the
-states they have then, and layers are drawn. For an encoder pretrained with its gates, and as published, see
-`stretto.training.pretraining`.
+Differs from the paper:
 
-Dial: γ, the gate below which a layer is not run. 0 runs all layers with their gates, as the training texts do that do
-not leave. Off is -1: gates are ignored and the full model answers as plain transformers would; after training with
-gates that is a comparison, not the model that was trained. The predictor is run and counted there too, so that cost
-never rises along the dial.
+- Predictor and head read the mean of the tokens (`pool="cls"`: as published). In the lower half of a sentence encoder
+  the first token hardly differs between texts, so all texts would get the same gates.
+- It works on any encoder, also one pretrained without gates. In post-LN layers the gate is inside the norm, as above.
+  The paper's layers are pre-LN: H + p_i Attn(LN(H)). Pre-LN backbones are gated so.
+- A pretrained encoder uses all its layers and has no reason to use fewer. So a penalty μ on the sum of gates is added
+  (0: as published), and the predictor starts with all gates almost open.
+- The head must learn to read the states of lower layers. Either all exits of a pass are in the loss
+  (`exit_loss="all"`), or a fraction of the training texts leaves after a random layer (`"drawn"`; `exit_share` 0: as
+  published).
+- A sequence leaves as a whole, so tasks that answer every token work too. The model's token head reads the states of
+  that layer, and layers are drawn in training.
+- `stretto.training.pretraining` pretrains an encoder with its gates, as published.
+
+Dial: γ, the gate below which a layer is not run. 0 runs all layers with their gates: the trained model. Off is -1:
+gates are ignored, as in plain transformers. After training with gates this is only a comparison. The predictor runs and
+is counted there too, so that cost never rises along the dial.
 """
 
 from __future__ import annotations
@@ -67,27 +69,27 @@ class ALBERTaConfig(FinetuningConfig):
     predictor_learning_rate: LearningRate = 1e-3
     """Learning rate of the structure predictor."""
     pool: Pool = "mean"
-    """What predictor and head read: the 'mean' of the tokens, or 'cls', the first one, as published; the model's own
-    head answers then."""
+    """What predictor and head read: the 'mean' of the tokens, or 'cls', the first token, as published (then the model's
+    own head answers)."""
     static_layers: Count = 0
     """k: layers that always run, without a gate; 0 means a third of them."""
     depth_penalty: Weight = 0.02
-    """μ: what a fully open gate costs in loss, also of texts that leave before its layer; 0 as published."""
+    """μ: penalty of a fully open gate, also for texts that leave before its layer (published: 0)."""
     exit_loss: Literal["all", "drawn"] = "all"
-    """Who answers in training: 'all' exits of every text, each as much as it is probable, or one, 'drawn' at random."""
+    """Which exits answer in training: 'all' of every text, weighted by their probability, or one 'drawn' at random."""
     exit_share: Share = 0.5
-    """With 'all': part of the loss that all exits have alike, however probable. With 'drawn': part of the texts that
-    leave after a layer drawn at random, anew in every step. 0 as published."""
+    """With 'all': fraction of the loss in which all exits weigh the same. With 'drawn': fraction of the texts that
+    leave after a random layer, drawn in every step. Published: 0."""
     dropout: Share = 0.1
     """Dropout inside the head that reads the mean."""
     predictor_size: Size = 64
     """Hidden size of the structure predictor."""
     initial_gate: TrueShare = 0.95
-    """About how far the last layer's gate is open when training starts."""
+    """Approximate gate of the last layer when training starts."""
     early_exit: bool = True
-    """Whether sequences leave by the dial; without, all layers run with their gates."""
+    """Whether sequences leave by the dial; if not, all layers run with their gates."""
     revpc: bool = True
-    """Whether gates are cumulated, so that they fall from layer to layer; without, each is a sigmoid of its own."""
+    """Whether gates are cumulated, so that they fall from layer to layer; if not, each is a separate sigmoid."""
 
 
 def revpc(probabilities: Tensor) -> Tensor:

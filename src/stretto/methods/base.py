@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 #: with `TEXT_NOTE`, one tensor [examples, k] of what is known of whole texts.
 Notes = dict[str, list[Tensor] | Tensor]
 TEXT_NOTE = "text_"
-#: The training examples in order, with their labels; may be gone through several times.
+#: The training examples in order, with their labels; can be iterated several times.
 Batches = Iterable[tuple[Inputs, Tensor]]
 
 
 @dataclass(frozen=True)
 class Dial:
-    """The one scalar that trades answers for cost."""
+    """The number that trades score for cost."""
 
     name: str
     meaning: str
@@ -53,7 +53,7 @@ class Dial:
 
 
 def spaced(off: float, cheapest: float, steps: int = 40) -> tuple[float, ...]:
-    """A sweep from `off` to `cheapest`, dense near `off`, where models are sure of themselves."""
+    """A sweep from `off` to `cheapest`, dense near `off`, where most models are confident."""
     return tuple(round(off + (cheapest - off) * (step / steps) ** 2, 6) for step in range(steps + 1))
 
 
@@ -65,7 +65,7 @@ class Shape:
     n_layers: int
     n_labels: int
     mask_id: int | None = None
-    """The token that stands for a masked one."""
+    """The mask token."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Stage:
     learning_rate: float
     """For the backbone and its head."""
     method_learning_rate: float = 1e-3
-    """For the method's own parameters (exits, predictors), which start from nothing."""
+    """For the method's own parameters (exits, predictors), which start from random weights."""
     trains_backbone: bool = True
     """False freezes the backbone in eval mode; its pooled states are then computed once and kept."""
     layers: tuple[int, ...] = ()
@@ -149,15 +149,15 @@ class Stage:
     objective: Callable[[Any], Tensor] = field(kw_only=True, compare=False, repr=False)
     """From a `Pass` (of a stage that `decides`: a `TrainingBatch`) to the scalar that the stage minimises."""
     prepare: Callable[[ReferenceEngine, Batches], Notes] | None = field(default=None, compare=False, repr=False)
-    """Before the stage, in eval mode: what the method wants to know of each training token, as `Inputs.notes` while it
+    """Before the stage, in eval mode: the method's notes on each training token, as `Inputs.notes` while it
     learns, one list entry [n tokens] per example; or of each text, as `Targets.notes`."""
     finish: Callable[[ReferenceEngine, Batches], None] | None = field(default=None, compare=False, repr=False)
-    """After the stage, in eval mode: what the method makes of what it has learned."""
+    """After the stage, in eval mode: what the method computes from its trained weights."""
     after_step: Callable[[], None] | None = field(default=None, compare=False, repr=False)
     """After each optimizer step: put parameters back into their range."""
 
     def plan(self) -> dict[str, Any]:
-        """All that a resumed run must have in common with this one; the callables follow from the method."""
+        """What must be equal in a resumed run; the callables follow from the method."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
 
@@ -226,16 +226,16 @@ class Method(nn.Module):
     stacks: frozenset[Stack] = frozenset({"encoder"})
     """Of which stacks of an encoder–decoder."""
     needs: ClassVar[Needs] = Needs()
-    """What a task must be capable of."""
+    """What a task must be able to do."""
     verbs: ClassVar[frozenset[str]] = frozenset()
     """What it does: 'drop' or 'freeze' tokens, let texts 'exit', 'gate' layers. Says which methods can be combined."""
     uses_exits: ClassVar[bool] = False
     restore: bool = False
     """Whether dropped tokens get their last state back after the last layer."""
     reads_words: bool = False
-    """Whether `Inputs.notes` are to tell which word each token belongs to (`word`, and `word_key`: see `words.py`)."""
+    """Whether `Inputs.notes` must have the word of each token (`word`, and `word_key`: see `words.py`)."""
     monotone: bool = True
-    """Whether cost never rises along the sweep for any sequence; if not, it falls on average, once asking is paid."""
+    """Whether cost never rises along the sweep for any sequence; if not, it falls on average."""
 
     def __init__(self, config: Any, shape: Shape, task: Task) -> None:
         super().__init__()
@@ -255,13 +255,13 @@ class Method(nn.Module):
         return cast(ExitHeads | None, self._modules.get("exits"))
 
     def attach(self, backbone: Backbone) -> None:
-        """Once the model is put together, before saved weights are loaded: build what takes after its encoder."""
+        """When the model is complete, before saved weights are loaded: build parts that depend on the encoder."""
 
     overruled = False
     """Whether it is part of a combination whose other part answers with a head of its own."""
 
     def own_head(self) -> OwnHead | None:
-        """A head that answers in the place of the model's own where the dial is not off; None if there is none."""
+        """A head that answers instead of the model's own if the dial is not off; None if there is none."""
         return None
 
     def decide(self, state: State) -> Decision | None:

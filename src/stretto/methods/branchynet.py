@@ -1,6 +1,6 @@
-"""BranchyNet: exits trained together with the backbone, left by entropy.
+"""BranchyNet: exits trained together with the backbone; exit by entropy.
 
-All exits and the final head learn jointly from a weighted sum of their losses, so that lower layers also
+All exits and the final head are trained jointly on a weighted sum of their losses, so that lower layers also
 learn to answer. A sequence leaves at the first exit whose entropy is below its threshold.
 
 Teerapittayanon, McDanel, Kung: *BranchyNet: Fast Inference via Early Exiting from Deep Neural Networks*, ICPR 2016.
@@ -9,10 +9,12 @@ Teerapittayanon, McDanel, Kung: *BranchyNet: Fast Inference via Early Exiting fr
     exit at i if entropy(z_i) < S·f_i    -> `BranchyNet.decide`
     thresholds from percentiles          -> `quantile_factors`, `BranchyNet.choose_factors`
 
-Differs from the paper: built on transformers instead of convolutional nets; a branch is one exit head; the sum of
-losses is divided by the sum of weights; entropy is divided by log C; per-exit thresholds are one dial times fixed
-factors f_i (1 by default), so that cost stays monotone along one scalar; percentiles are those of the training texts,
-at the dial 0.5.
+Differs from the paper:
+
+- Transformers instead of convolutional networks; a branch is one exit head.
+- The sum of losses is divided by the sum of weights, and entropy by log C.
+- Thresholds per exit are one dial times fixed factors f_i (default: 1), so that cost is monotone along one number.
+- Percentiles are those of the training texts, at the dial 0.5.
 
 Dial: S, the normalised entropy below which a sequence leaves. 0 is the full model.
 """
@@ -41,14 +43,14 @@ class JointConfig(ExitConfig):
     """Settings shared by the methods that train backbone and exits together."""
 
     joint_start: Literal["pretrained", "finetuned"] = "pretrained"
-    """Where backbone and exits start to learn together: from the 'pretrained' encoder, or 'finetuned', after both have
-    been trained apart (stages backbone and exits, with their settings above)."""
+    """Where joint training starts: from the 'pretrained' encoder, or 'finetuned', after separate training of both
+    (stages backbone and exits, with their settings above)."""
     joint_epochs: Epochs = 2
     """Epochs of training backbone and exits together."""
     joint_exit_learning_rate: LearningRate = 5e-4
     """Learning rate of the exits while they train together with the backbone."""
     detached: bool = False
-    """Let each layer learn from its own exit alone: no gradient goes down from the exits above."""
+    """Train each layer from its own exit only, without gradients from the exits above."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class BranchyNetConfig(JointConfig):
     factors: tuple[float, ...] = ()
     """Per-exit factors on the threshold, one for each of the L-1 exits; empty means 1 everywhere."""
     leaving_share: Share = 0.0
-    """Choose the factors after training instead: at the dial 0.5 this part of all training texts could leave at each
-    exit. 0 keeps `factors`."""
+    """Choose the factors after training instead, so that at dial 0.5 this fraction of all training texts could leave at
+    each exit. 0 keeps `factors`."""
 
 
 #: The dial at which percentiles hold.

@@ -82,7 +82,7 @@ def config_of(first: type[Method], second: type[Method]) -> type[CombinedConfig]
 
 
 def merged(one: Decision, other: Decision) -> Decision:
-    """What two deciders say at the same point; they never say the same verb."""
+    """The decisions of two deciders at the same point; they never use the same verb."""
     said = {name: value for name, value in vars(other).items() if value is not None}
     return dataclasses.replace(one, **said)
 

@@ -1,16 +1,16 @@
-"""Constant ratio: every layer keeps the same part of its tokens. What a searched configuration has to beat.
+"""Constant ratio: every layer keeps the same fraction of its tokens. The baseline for searched lengths.
 
-The model is trained as a Length-Adaptive Transformer; only the configuration is simpler. With other choices of
-tokens (`select`) it also serves as the comparison of selections at equal cost.
+The model is trained like a Length-Adaptive Transformer; only the configuration is simpler. `select` compares ways to
+choose tokens at equal cost.
 
 Kim, Cho: *Length-Adaptive Transformer*, ACL 2021 (the comparison in its Figure 3 and Table 2).
 
     l_i = r^i n                                                    -> `constant_ratio_lengths`
     keep the highest: as `stretto.methods.scores`, or by chance or saliency  -> `ConstantRatio.score`
 
-Differs from the paper: chance and saliency are our additions. Chance gives each place in a text one number, for all
-layers and texts. Saliency is a note on the input ([batch, columns], see `stretto.methods.saliency`), as it takes
-a gradient: an upper bound to compare with, whose own cost is not counted.
+Differs from the paper: chance and saliency are our additions. Chance gives each position of a text one random number,
+for all layers and texts. Saliency needs a gradient, so it is a note on the input ([batch, columns], see
+`stretto.methods.saliency`). It is an upper bound; its own cost is not counted.
 
 Dial: r. 1 is the full model.
 """
@@ -33,11 +33,11 @@ LONGEST = 8192
 
 @dataclass(frozen=True)
 class ConstantRatioConfig(LengthDropConfig):
-    select: Literal["attention", "attention+table", "predictor", "random", "saliency"] = "attention+table"  # type: ignore[assignment]
-    """Which tokens stay: those that receive most 'attention', as published; 'attention+table', which adds how much a
-    word tells of the label; those that a 'predictor' expects to contribute most; 'random' ones, or by 'saliency'."""
-    selection_seed: int = 0
-    """What the random choice follows from."""
+    select: Literal["attention", "attention+table", "predictor", "random", "saliency"] = "attention+table"  # type:
+    ignore[assignment] """Which tokens stay: those with the most 'attention', as published; 'attention+table', which adds how strongly a
+    word is associated with the label; those with the largest contribution by a 'predictor'; 'random' ones; by
+    'saliency'.""" selection_seed: int = 0
+    """Seed of the random choice."""
 
 
 def chance(position: Tensor, seed: int) -> Tensor:
@@ -50,7 +50,7 @@ class ConstantRatio(LengthDrop):
     name = "constant_ratio"
     Config = ConstantRatioConfig
     dial = Dial(
-        "ratio", "the part of its tokens that every layer keeps; 1 keeps all",
+        "ratio", "the fraction of its tokens that every layer keeps; 1 keeps all",
         off=1.0, sweep=tuple(round(1 - step / 50, 2) for step in range(21)), upper=1.0,
     )  # fmt: skip
 

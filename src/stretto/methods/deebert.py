@@ -1,7 +1,7 @@
 """DeeBERT: exit where the answer is certain.
 
-After every layer an off-ramp answers; a sequence leaves at the first ramp whose entropy is below a threshold.
-Training has two stages: the backbone is fine-tuned as usual, then frozen while all ramps learn together.
+After every layer an exit (the paper's off-ramp) answers. A sequence leaves at the first exit whose entropy is below a
+threshold. Training has two stages: the backbone is fine-tuned as usual, then frozen while all exits are trained.
 
 Xin, Tang, Lee, Yu, Lin: *DeeBERT: Dynamic Early Exiting for Accelerating BERT Inference*, ACL 2020.
 
@@ -9,10 +9,12 @@ Xin, Tang, Lee, Yu, Lin: *DeeBERT: Dynamic Early Exiting for Accelerating BERT I
     L = Σ_{i=1}^{L-1} H(y, z_i), backbone frozen     -> `DeeBERT.ramps_loss`
     exit at i if entropy(z_i) < S                    -> `DeeBERT.decide`
 
-Differs from the paper: entropy is divided by log C, so that a threshold means the same for any number of
-labels; ramps pool the mean of the tokens by default (`pool="cls"` is the published form); a sequence that
-reaches the last layer is always answered by the final head; the frozen backbone's pooled states are computed
-once instead of once per epoch.
+Differs from the paper:
+
+- Entropy is divided by log C, so that a threshold means the same for any number of labels.
+- Exits pool the mean of the tokens by default (`pool="cls"`: as published).
+- A sequence that reaches the last layer is always answered by the final head.
+- The pooled states of the frozen backbone are computed once instead of once per epoch.
 
 Dial: S, the normalised entropy below which a sequence leaves. 0 is the full model.
 """

@@ -1,8 +1,8 @@
-"""Depth by mutual information: words that tell the label need few layers.
+"""Depth by mutual information: words that are informative about the label get few layers.
 
-Before training, the mutual information of each word with the labels is counted on the training texts. The more a word
-tells, the fewer layers it gets; the word then waits, frozen, while the others go deeper. Depths are looked up in a
-table: nothing is predicted when the model serves.
+Before training, the mutual information of each word with the labels is counted on the training texts. More
+informative words get fewer layers. A word is frozen at its depth, while others go deeper. Depths come from a table:
+nothing is predicted in inference.
 
 Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (MI based estimation).
 
@@ -10,17 +10,20 @@ Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (MI b
     MI_log(x) = -log max(MI(x), ε); d(x) = its bin among N of equal width     -> `equal_width_depths`, Eq. 3
     freeze after d(x) layers; the pooled head at n_max                        -> `stretto.methods.depths`
 
-Differs from the paper: words are what the tokenizer takes for words, and their pieces inherit the depth; words that
-the training texts (cut to the model's length) do not have, and special tokens, go through all layers; a regression's
-numbers are sorted into bins of equal size first. The paper does not say what becomes of words without information (as
-often with one label as with the other), whose logarithm is infinite: they count as having ε, and since they stand at
-the deep end of the scale, ε decides the depths of all other words, and so the cost. Training starts from a fine-tuned
-model and lets some texts run in full, so that the model's own head, which answers with the dial off, stays as good as
-it was; the pooled head answers when it is on. The optimizer is that of all methods here.
+Differs from the paper:
 
-Dial: how far depths go down from all layers (0, the full model) to the estimated ones (1, where training freezes
-words unless told otherwise), and beyond: d = ceil(L - dial (L - d(x))), at least 1. Words in the deepest bin keep all
-layers.
+- Words are those of the tokenizer, and all pieces of a word have its depth. Words that are not in the (truncated)
+  training texts, and special tokens, go through all layers. For regression, labels are first sorted into bins of equal
+  size.
+- The paper does not define the depth of words without information (equally frequent with each label), whose logarithm
+  is infinite. Here they have the information ε. They are at the deep end of the scale, so ε decides the depths of all
+  other words, and with them the cost.
+- Training starts from a fine-tuned model, and some texts run in full, so that the model's own head keeps its quality.
+  It answers with the dial off; the pooled head answers with the dial on.
+- The optimizer is the same as for all methods here.
+
+Dial: 0 is the full model (all layers), 1 the estimated depths (the default of training), above 1 fewer layers:
+d = ceil(L - dial (L - d(x))), at least 1. Words in the deepest bin keep all layers.
 """
 
 from __future__ import annotations
@@ -45,12 +48,12 @@ class DepthMIConfig(WordDepthConfig):
     smoothing: Positive = 0.1
     """Added to each of the four counts behind a word and a label, so that none is 0."""
     least_information: TrueShare = 1e-12
-    """ε: what counts as no information. It decides the cost: words at or below it set the deepest bin, so a smaller one
-    makes all bins wider and all other words shallower."""
+    """ε: the information of words without information. It decides the cost: such words set the deepest bin, so a
+    smaller ε makes all bins wider and all other words shallower."""
     training_strength: Positive = 1.0
-    """The dial that training freezes words at. To serve far beyond the depths of the table, train there."""
+    """The dial of the training. To use dials far beyond the depths of the table, train there."""
     label_bins: Annotated[int, Range(2)] = 5
-    """For regression: bins of equal size that take the place of labels."""
+    """For regression: bins of equal size that replace labels."""
 
 
 def mutual_information(texts_with: Tensor, texts: Tensor, smoothing: float) -> Tensor:
@@ -76,7 +79,7 @@ def equal_width_depths(information: Tensor, n_depths: int, least: float) -> Tens
     """[V] MI -> [V] depth 1..n_depths: bins of equal width of -log max(MI, least), the highest MI in the first."""
     scaled = -information.double().clamp(min=least).log()
     width = (scaled.max() - scaled.min()) / n_depths
-    if float(width) == 0:  # nothing tells the words apart
+    if float(width) == 0:  # all words have the same information
         return torch.full_like(scaled, n_depths, dtype=torch.long)
     return ((scaled - scaled.min()) / width).floor().long().clamp(max=n_depths - 1) + 1
 

@@ -1,8 +1,8 @@
-"""Depth by reconstruction: words that can be guessed from their context need few layers.
+"""Depth by reconstruction: words that can be guessed from their context get few layers.
 
-A masked language model that answers after every layer tells from which layer on a word can be guessed when it is
-missing. A word whose place gives it away early is easy and gets few layers. It needs no labels. The losses are
-averaged by word into a table; at serving time nothing is masked or predicted, the table is looked up.
+A masked language model that answers after every layer shows from which layer on a masked word can be guessed. A word
+that can be guessed early gets few layers. This needs no labels. The losses are averaged by word and stored in a table.
+In inference nothing is masked or predicted.
 
 Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (reconstruction loss based estimation).
 
@@ -11,15 +11,15 @@ Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (reco
     d(x) = argmin_n (loss_n + λ n)                               -> `reconstruction_depth`, Eq. 4
     freeze after d(x) layers; the pooled head at n_max           -> `stretto.methods.depths`
 
-Differs from the paper: the sign before λ n is plus, as its own Table 4 shows. What serves is a table with the mean
-losses of each word, over texts in which a share of all words is masked at a time; masking every word in turn takes as
-many passes as there are words, and is there for analysis (`occurrence_depths`, with `keep_estimator`). The masked LM is
-a copy of the fine-tuned encoder with a new head, tied to the embeddings; whole words are masked, and a masked word is
-always replaced by the mask. A word of several pieces has their mean loss. Words that were not met, and special tokens,
-go through all layers. Two heads answer as in `depth_mi`.
+Differs from the paper: the sign before λ n is plus, as its own Table 4 shows. The table has the mean losses of
+each word, over texts in which a fraction of all words is masked at a time. Masking every word in turn takes as many
+passes as there are words; it is available for analysis (`occurrence_depths`, with `keep_estimator`). The masked LM is a
+copy of the fine-tuned encoder with a new head, tied to the embeddings. Whole words are masked, and always replaced by
+the mask token. A word of several pieces has their mean loss. Words that did not occur, and special tokens, go through
+all layers. Two heads answer, as in `depth_mi`.
 
-Dial: λ, what one more layer must gain in loss. 0 is the full model; the paper's λ = 0 (the best layer, whatever it
-costs) is the limit of small ones. The published setting, trained with, is 0.1.
+Dial: λ, what one more layer must gain in loss. 0 is the full model. The paper's λ = 0 (the best layer at any cost)
+is the limit of small values. Training uses the published setting, 0.1.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DepthReconstructionConfig(WordDepthConfig):
     reconstruction_head_learning_rate: LearningRate = 1e-3
     """Learning rate of its head."""
     mask_share: SomeShare = 0.15
-    """Part of the words that is masked at a time."""
+    """Fraction of the words that is masked at a time."""
     table_texts: Count = 2000
     """How many of the texts fill the table; 0 means all. Each takes 1 / mask-share passes."""
     keep_estimator: bool = False

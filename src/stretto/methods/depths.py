@@ -42,7 +42,7 @@ class DepthConfig(FinetuningConfig):
     dropout: Share = 0.1
     """Dropout inside the pooled head."""
     full_share: Share = 0.2
-    """Part of the training texts that run in full, so that the full model keeps its answers."""
+    """Fraction of the training texts that run in full, so that the full model keeps its answers."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ class WordDepthConfig(DepthConfig):
     """And those of the methods whose depths are estimated for words, in advance."""
 
     head: Literal["pooled", "model"] = "pooled"
-    """Who answers when the dial is on: 'pooled', a head that reads maximum and mean of all tokens, as published, or the
-    'model' with its own head."""
+    """Which head answers with the dial on: 'pooled', which reads maximum and mean of all tokens, as published, or
+    'model', the model's own."""
     special: Literal["full", "deepest"] = "full"
-    """Depth of [CLS], [SEP] and their like: 'full', as deep as the model, or 'deepest', as the deepest word of the
-    text, so that a text of shallow words is answered early."""
+    """Depth of special tokens such as [CLS] and [SEP]: 'full', all layers, or 'deepest', that of the deepest word of
+    the text, so that a text of shallow words is answered early."""
 
 
 class DepthAdaptive(Method):
-    """Freezes every token at its depth. What that depth is, a method says in `depths`."""
+    """Freezes every token at its depth, which a method returns from `depths`."""
 
     verbs = frozenset({"freeze"})
     points = frozenset({"before"})
     known_after: ClassVar[int] = 0
-    """The layer whose output the depths are told from; 0 is what comes in."""
+    """The layer whose output the depths are computed from; 0: the embeddings."""
 
     def __init__(self, config: DepthConfig, shape: Shape, task: Task) -> None:
         super().__init__(config, shape, task)
@@ -101,11 +101,11 @@ class DepthAdaptive(Method):
 
 
 class WordDepths(DepthAdaptive):
-    """Depths of words, estimated in advance and looked up in a table: nothing is predicted at serving time."""
+    """Depths of words, estimated in advance and looked up in a table: nothing is predicted in inference."""
 
     reads_words = True
     measure: ClassVar[str]
-    """What the table holds of each word, in words."""
+    """The measure that the table has for each word, in words."""
 
     def __init__(self, config: WordDepthConfig, shape: Shape, task: Task, width: int) -> None:
         super().__init__(config, shape, task)

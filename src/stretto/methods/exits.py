@@ -27,7 +27,7 @@ class ExitConfig(FinetuningConfig):
     """Settings shared by the methods that train exits."""
 
     exit_epochs: Epochs = 10
-    """Epochs of the stage that trains the exits on the frozen backbone (cheap: it is read only once)."""
+    """Epochs of the stage that trains the exits on the frozen backbone (fast: the backbone runs only once)."""
     exit_learning_rate: LearningRate = 1e-3
     """Learning rate of the exits."""
     pool: Pool = "mean"
@@ -70,7 +70,7 @@ class ExitHeads(nn.Module):
 
 
 class PackedExits:
-    """Exits for inference: the product of each, which is most of its work, is laid out as those of the layers are."""
+    """Exits for inference, with their weights in the layout of the packed engine."""
 
     def __init__(self, exits: ExitHeads) -> None:
         self.pool_rows, self.macs = exits.pool_rows, exits.macs

@@ -27,12 +27,12 @@ class FoldConfig(ExitConfig):
     """Settings shared by the exit methods that learn when an answer is right."""
 
     folds: Count = 5
-    """Parts of the training texts, each of which is answered by exits fitted to the others, to learn from what is right
-    there. 0 or 1: by the exits themselves, which have seen all of them."""
+    """Number of folds of the training texts. Each is answered by exits trained on the other folds, to learn which
+    answers are right. 0 or 1: by the exits themselves, which were trained on all texts."""
 
 
 def fold_of(n: int, folds: int) -> Tensor:
-    """[n] the fold of each example, in turn: neighbours in a file may be alike."""
+    """[n] the fold of each example, alternating, because neighbours in a file may be similar."""
     return torch.arange(n) % folds
 
 

@@ -1,7 +1,8 @@
-"""The full model: every token goes through every layer. The point all others are compared with.
+"""The full model: every token goes through every layer. The baseline of all methods.
 
-Reference: none needed. Dial: none that does anything; it is always off.
-Differs from the paper: there is no paper.
+Reference: none. Differs from the paper: there is none.
+
+Dial: none; it is always off.
 """
 
 from __future__ import annotations

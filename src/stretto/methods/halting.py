@@ -1,8 +1,8 @@
-"""Halting unit: one look at the bottom layer decides how deep a sequence goes.
+"""Halting unit: the depth of a sequence is predicted after the first layer.
 
-A head on the first layer's output predicts the depth at which the answer will be right; the sequence runs to
-that depth without asking again. The oracle depth comes from correctness: the first layer from which the answer stays
-right, as exits tell it that have not seen the text.
+A head on the output of the first layer predicts the depth at which the answer will be right. The sequence runs to that
+depth without further checks. The training target (oracle) is the first layer from which the answer stays right,
+according to exits that were not trained on the text.
 
 The baseline of Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (sequence level),
 after Elbayad, Gu, Grave, Auli: *Depth-Adaptive Transformer*, ICLR 2020.
@@ -12,13 +12,16 @@ after Elbayad, Gu, Grave, Auli: *Depth-Adaptive Transformer*, ICLR 2020.
     L_halt = H(oracle, q), q = softmax(W x_1 + b)                    -> `Halting.halting_loss`
     run to the smallest n with Σ_{m<=n} q_m >= dial                  -> `depth_at_quantile`
 
-Differs from the paper: the papers take argmax q, which leaves nothing to turn; here a quantile of q is taken, so that
-one dial spans full depth to one layer; exits train on the frozen fine-tuned backbone (as DeeBERT's), so the final
-answer is untouched. The published oracle (`oracle="first"`) rewards luck at layer 1, and gives depth 1 to an example
-that no exit gets right. Exits are right about texts they were fitted to, so those of held-out folds are asked (`folds`;
-0: the exits themselves, with dropout).
+Differs from the paper:
 
-Dial: the probability with which the predicted depth must suffice. 1 is the full model.
+- The papers take argmax q, which has no dial. Here it is a quantile of q, from full depth to one layer.
+- Exits are trained on the frozen fine-tuned backbone (as in DeeBERT), so the final answer does not change.
+- The published oracle (`oracle="first"`) counts lucky answers at layer 1, and gives depth 1 to an example that no exit
+  answers correctly.
+- Exits are mostly right about the texts they were trained on, so the oracle uses exits of held-out folds (`folds`; 0:
+  the exits themselves, with dropout).
+
+Dial: the probability with which the predicted depth must be enough. 1 is the full model.
 """
 
 from __future__ import annotations
@@ -44,8 +47,8 @@ Oracle = Literal["stays", "first"]
 @dataclass(frozen=True)
 class HaltingConfig(FoldConfig):
     oracle: Oracle = "stays"
-    """The depth that is learned: the first layer from which the answer 'stays' right (never right: all layers), or the
-    'first' that is right, where a layer costs λ, as published."""
+    """The target depth: the first layer from which the answer 'stays' right (never right: all layers), or the 'first'
+    that is right, where a layer costs λ, as published."""
     penalty: Weight = 0.05
     """λ: what one more layer must be worth in correctness (0 to 1), with the oracle 'first'."""
 
@@ -84,7 +87,7 @@ class Halting(DeeBERT):
     needs = Needs(right_or_wrong=True)
     dial = Dial(
         "quantile",
-        "run to the depth that suffices with this probability; 1 runs to the end",
+        "run to the depth that is enough with this probability; 1 runs all layers",
         off=1.0,
         sweep=spaced(1.0, 0.0),
         upper=1.0,

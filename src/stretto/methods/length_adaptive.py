@@ -1,9 +1,9 @@
 """Length-Adaptive Transformer: one training, any budget.
 
-The model is trained so that every layer may shorten its sequences at random; afterwards a search finds, for every
-budget, how many tokens each layer should keep. Which ones is settled by a score: the attention a token receives, and
-what its word tells of the label. Tokens that leave get their last state back in the end, so that questions about every
-token (entities, answer spans) can be answered too.
+In training every layer shortens its sequences at random. Then a search finds, for every budget, how many tokens each
+layer should keep. A score decides which ones: the attention a token receives, and how strongly its word is associated
+with the label. Dropped tokens get their last state back at the end, so tasks that answer every token (entities, answer
+spans) work too.
 
 Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime with Search*, ACL 2021.
 
@@ -14,14 +14,17 @@ Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime
     evolutionary search                                              -> `stretto.budget.search`
     a configuration per text (open in the paper)                     -> `PerInput`, `stretto.budget.per_input`
 
-Differs from the paper: configurations are fractions of the input's length, so that they apply to any input and each
-sequence of a batch is cut by its own length; significance is attention received and a table of words unless told
-otherwise (`select="attention"`: as published); LayerDrop spares the full model, which teaches the others; the
-configuration may differ from sequence to sequence of a batch, as the dial may. With `stretto search --per-input` a
-predictor chooses the configuration of each text after layer 1, which then keeps all tokens.
+Differs from the paper:
 
-Dial: the budget. The most expensive configuration found by the search (before it: of constant ratio) whose cost on the
-search data was at most this. 1 is the full model.
+- Configurations are fractions of the input's length. So they apply to any input, and each sequence of a batch is
+  shortened by its own length.
+- By default the score is attention received plus a table of words (`select="attention"`: as published).
+- LayerDrop does not apply to the full model, which is the teacher of the others.
+- The configuration may differ between the sequences of a batch, like the dial. With `stretto search --per-input` a
+  predictor chooses the configuration of each text after layer 1, which then keeps all tokens.
+
+Dial: the budget. It selects the most expensive configuration whose cost on the search data was at most this (before a
+search: among constant ratios). 1 is the full model.
 """
 
 from __future__ import annotations
@@ -51,11 +54,11 @@ class LengthDropConfig(ScoreConfig):
     drop_learning_rate: LearningRate = 2e-5
     """Learning rate of the second stage."""
     length_drop: Share = 0.2
-    """p: the largest part of its tokens that a layer may drop while training."""
+    """p: the largest fraction of its tokens that a layer may drop in training."""
     layer_drop: Share = 0.2
-    """Probability with which a sub-model skips a layer while training."""
+    """Probability with which a sub-model skips a layer in training."""
     random_models: Count = 2
-    """n_s: random sub-models per step, beside the full and the smallest one."""
+    """n_s: random sub-models per step, in addition to the full and the smallest one."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class FixedLengths:
     """The context of a pass (of a training step, of a search) in which the dial does not choose the lengths."""
 
     fractions: Tensor
-    """[L] of its input that every sequence is cut to."""
+    """[L] fractions of its input that every sequence keeps."""
 
 
 def count_of(fraction: Tensor, n: Tensor) -> Tensor:
@@ -116,7 +119,7 @@ def count_of(fraction: Tensor, n: Tensor) -> Tensor:
 
 
 class LengthDrop(KeepsBest):
-    """Training that makes a model robust against any lengths, and the selection by significance."""
+    """Training that makes a model work at any length, and the selection by score."""
 
     verbs = frozenset({"drop"})
     points = frozenset({"between"})
@@ -217,7 +220,7 @@ class LengthAdaptive(LengthDrop):
         else:
             frontier = constant_ratio_lengths(torch.linspace(0.98, 0.7, 15, dtype=torch.float64), shape.n_layers)
             costs = nominal_cost(frontier)
-        # [F + 1, L] and [F + 1], from dear to cheap; the full model is always there
+        # [F + 1, L] and [F + 1], from expensive to cheap; the full model is always included
         self.frontier = torch.cat([torch.ones(1, shape.n_layers, dtype=torch.float64), frontier])
         self.costs = torch.cat([torch.ones(1, dtype=torch.float64), costs])
         self.dial = dataclasses.replace(type(self).dial, sweep=tuple(self.costs.tolist()))

@@ -1,9 +1,9 @@
-"""LTE (learning to exit): a tiny shared predictor of "this exit is wrong".
+"""LTE (learning to exit): a small shared predictor of "this exit is wrong".
 
-Exits and backbone train in alternation: even steps improve the final answer, odd steps all exits. One
-Linear(d -> 1) + sigmoid, shared by all layers, learns how wrong each exit is; a sequence leaves where it
-expects little error. Works for regression, where there is no probability to look at. In the end the predictor learns
-once more, alone, from the errors of exits that have not seen the texts.
+Training alternates: even steps improve the final answer, odd steps all exits. One Linear(d -> 1) + sigmoid, shared by
+all layers, learns how wrong each exit is. A sequence leaves where the predicted error is small. This works for
+regression too, which has no probabilities. At the end the predictor is trained once more, alone, on the errors of exits
+that were not trained on the texts.
 
 Xin, Tang, Yu, Lin: *BERxiT: Early Exiting for BERT with Better Fine-Tuning and Extension to Regression*, EACL 2021.
 
@@ -12,10 +12,13 @@ Xin, Tang, Yu, Lin: *BERxiT: Early Exiting for BERT with Better Fine-Tuning and 
     ũ_i = 1 - [argmax z_i = y], or |tanh(y_i - y)|             -> `SequenceTask.wrongness`
     exit at i if u_i < threshold                               -> `LTE.decide`
 
-Differs from the paper: x_i is the pooled state the exit itself reads (mean by default); the odd step's sum is
-divided by the number of exits, so that both kinds of step have one scale; the predictor does not push gradients into
-the backbone; it has a stage of its own after the joint training, in which it learns from held-out folds of the texts
-(`folds`; 0: no such stage, as published).
+Differs from the paper:
+
+- x_i is the pooled state that the exit reads (mean by default).
+- The sum of an odd step is divided by the number of exits, so that both kinds of step have the same scale.
+- The predictor passes no gradients to the backbone.
+- After the joint training the predictor has a stage of its own, on held-out folds of the texts (`folds`; 0: no such
+  stage, as published).
 
 Dial: the expected wrongness below which a sequence leaves. 0 is the full model.
 """

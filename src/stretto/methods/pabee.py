@@ -1,7 +1,7 @@
 """PABEE: exit when the answer has stopped changing.
 
-A sequence leaves once `patience` exits in a row agreed with the one before. Joint training, each exit weighted by
-its layer number. Needs no probabilities, so it also serves regression.
+A sequence leaves when `patience` exits in a row agree with the exit before. Joint training, each exit weighted by its
+layer number. It needs no probabilities, so it also works for regression.
 
 Zhou, Xu, Ge, McAuley, Xu, Wei: *BERT Loses Patience: Fast and Robust Inference with Early Exit*, NeurIPS 2020.
 
@@ -11,7 +11,7 @@ Zhou, Xu, Ge, McAuley, Xu, Wei: *BERT Loses Patience: Fast and Robust Inference 
     exit at i if cnt_i = patience                                     -> `PABEE.decide`
 
 Differs from the paper: exits pool the mean of the tokens by default. The counter is kept per sequence, so answers and
-costs do not depend on the neighbours in a batch.
+costs do not depend on the rest of the batch.
 
 Dial: patience. The earliest exit is after patience + 1 layers; 0 (or L - 1 and more) is the full model.
 """
@@ -38,7 +38,7 @@ class PABEEConfig(JointConfig):
 
 
 def agreements(count: Tensor, agrees: Tensor) -> Tensor:
-    """[B] consecutive agreements so far, [B] bool -> the new count; a change of mind starts again at 0."""
+    """[B] consecutive agreements so far, [B] bool -> the new count; a change starts again at 0."""
     return torch.where(agrees, count + 1, torch.zeros_like(count))
 
 
@@ -47,7 +47,7 @@ class PABEE(JointExits):
     Config = PABEEConfig
     dial = Dial(
         "patience",
-        "leave when this many exits in a row agreed with the one before; 0 never leaves early",
+        "leave when this many exits in a row agree with the exit before; 0 never leaves early",
         off=0.0,
         sweep=(0.0, 1.0),
     )

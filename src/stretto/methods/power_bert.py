@@ -1,8 +1,8 @@
 """PoWER-BERT: every layer keeps a fixed number of tokens, found by gradient descent.
 
-How many tokens each layer needs is learned first: the output of the token in k-th place of significance is multiplied
-by a weight, all weights are pushed towards 0, and what the answers need stays up. The sum of a layer's weights is the
-number of tokens it keeps; the model is then trained again with the others gone.
+A search learns how many tokens each layer needs. The output of the token with the k-th highest significance is
+multiplied by a learned weight, and a penalty pushes all weights to 0. The sum of a layer's weights is the number of
+tokens it keeps. Then the model is trained again with the other tokens removed.
 
 Goyal, Choudhury, Raje, Chakaravarthy, Sabharwal, Verma: *PoWER-BERT: Accelerating BERT Inference via Progressive
 Word-vector Elimination*, ICML 2020.
@@ -13,16 +13,19 @@ Word-vector Elimination*, ICML 2020.
     l_j = round Σ_k r_j[k], at least 2, never rising                -> `configuration`
     hard extraction: protected tokens and the best l_j - 1 others   -> `PowerBERT.decide`
 
-Differs from the paper: to the attention received a table of words is added unless told otherwise
-(`select="attention"`: as published); it includes the attention a token pays to itself, and padding takes no part in it;
-tokens that may not be dropped share place 0, whose weight is fixed at 1; layer numbers are divided by L, so that λ is
-what a token in the last layer must be worth in loss, whatever the depth (the paper's λ times L); places that no
-training text has start at 0 instead of sinking to it; a text keeps min(l_j, n) of its n tokens. Places from
-`max_tokens` on share the last weight in the search and are dropped afterwards. Where every token is answered, a
-dropped one keeps its last state; the search, which multiplies it away, then errs on the side of keeping.
+Differs from the paper:
 
-Dial: the strength. At 1 every layer keeps its l_j tokens, as trained; below, so much of the way from all tokens to
-them. 0 is the full model.
+- By default a table of words is added to the attention received (`select="attention"`: as published). Attention of a
+  token to itself is included, padding is not.
+- Tokens that must not be dropped share place 0, whose weight is fixed at 1.
+- Layer numbers are divided by L. So λ is what a token in the last layer must be worth in loss, at any depth (the
+  paper's λ times L).
+- Places that no training text has start at 0. A text keeps min(l_j, n) of its n tokens. Places from `max_tokens` on
+  share the last weight in the search and are dropped afterwards.
+- In tasks that answer every token, a dropped token keeps its last state. The search multiplies its output by 0, so it
+  keeps more tokens than needed.
+
+Dial: the strength. 0 is the full model. At 1 every layer keeps its l_j tokens, as trained. Values between interpolate.
 """
 
 from __future__ import annotations
@@ -57,9 +60,9 @@ class PowerBERTConfig(ScoreConfig):
     retention_learning_rate: LearningRate = 1e-2
     """Learning rate of the weights r that the search looks for."""
     penalty: Weight = 3e-3
-    """λ: what a token in the last layer must be worth in loss. More drops more tokens."""
+    """λ: what a token in the last layer must be worth in loss. A larger value drops more tokens."""
     max_tokens: Size = 512
-    """Longest text the search tells places apart in; of a longer one no layer keeps more than this."""
+    """The largest number of places in the search; no layer keeps more tokens than this."""
     retrain_epochs: Epochs = 3
     """Epochs of training with the other tokens dropped (the third stage)."""
     retrain_learning_rate: LearningRate = 3e-5
@@ -87,7 +90,7 @@ def soft_extract(r: Tensor, place: Tensor) -> Tensor:
 
 
 def elimination_penalty(r: Tensor) -> Tensor:
-    """[L, K] -> Σ_l (l / L) Σ_k r_l[k]: later layers are pushed harder, as their tokens have been through more."""
+    """[L, K] -> Σ_l (l / L) Σ_k r_l[k]: the penalty grows with the layer."""
     layer = torch.arange(1, len(r) + 1, dtype=r.dtype, device=r.device)
     return (layer / len(r)) @ r.sum(dim=1)
 

@@ -1,15 +1,15 @@
 """Shallow-Deep Networks: exit where the answer is confident.
 
-Joint training like BranchyNet's, with weights that grow with depth; a sequence leaves at the first exit whose
-largest probability exceeds a threshold.
+Joint training as in BranchyNet, with weights that grow with depth. A sequence leaves at the first exit whose largest
+probability exceeds a threshold.
 
 Kaya, Hong, Dumitras: *Shallow-Deep Networks: Understanding and Mitigating Network Overthinking*, ICML 2019.
 
     L = Σ_i τ_i L_i / Σ_i τ_i, τ_i = i / L       -> `ShallowDeep.exit_weights`
     exit at i if max_c softmax(z_i)_c > T        -> `confidence`, `ShallowDeep.decide`
 
-Differs from the paper: built on transformers; the weights are fixed at i / L (the paper raises each from 0.01 towards
-the relative cost of its exit while training).
+Differs from the paper: transformers instead of convolutional networks. The weights are fixed at i / L (in the paper
+each grows during training from 0.01 to the relative cost of its exit).
 
 Dial: T, the probability above which a sequence leaves. 1 is the full model.
 """

@@ -1,14 +1,15 @@
-"""Static depth: the first k layers only, for every input. What an adaptive method has to beat.
+"""Static depth: the first k layers only, for every input. The baseline for methods that exit.
 
-The exit at layer k learns on the fine-tuned model first; then the lower k layers are fine-tuned with it as their head.
+First the exit at layer k is trained on the fine-tuned model. Then the lower k layers are fine-tuned with it as their
+head.
 
 Reference: a common baseline, e.g. Table 1 of Xin et al., *DeeBERT*, ACL 2020.
 
     L = H(y, z_k)                    -> `Method.final_loss`
     exit at k, always                -> `StaticDepth.decide`
 
-Differs from the paper: training starts from the fine-tuned full model. Only depth k has been trained: the layers
-above it are still there, but they were fine-tuned for lower layers that have moved since.
+Differs from the paper: training starts from the fine-tuned full model. Only depth k is trained: the layers
+above it are still there, but they do not fit the changed lower layers.
 
 Dial: the depth: k, as trained, or all layers (off).
 """

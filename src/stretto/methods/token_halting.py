@@ -1,8 +1,8 @@
-"""Token halting: one look at the bottom layer decides how deep each token goes.
+"""Token halting: the depth of each token is predicted after the first layer.
 
-The token-level form of `halting`: a head on the first layer's output predicts for each token the depth at which it
-will have said what it can; there it is frozen, and the sequence is answered when its last token is. What a token has to
-say is asked of the pooled head, which is trained to answer after every layer.
+The token-level form of `halting`. A head on the output of the first layer predicts the depth that each token needs. The
+token is frozen there, and the sequence is answered when its last token is frozen. The depth that a token needs is
+measured with the pooled head, which is trained to answer after every layer.
 
 The baseline of Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (token level), after
 Elbayad, Gu, Grave, Auli: *Depth-Adaptive Transformer*, ICLR 2020 (multinomial, correctness).
@@ -13,14 +13,16 @@ Elbayad, Gu, Grave, Auli: *Depth-Adaptive Transformer*, ICLR 2020 (multinomial, 
     L_halt = H(oracle, q_t), q_t = softmax(W h_t^1 + b)                     -> `TokenHalting.halting_loss`
     freeze t at the smallest n with Σ_{m<=n} q_t(m) >= dial                 -> `depth_at_quantile`
 
-Differs from the paper: the papers take argmax q, which leaves nothing to turn; here a quantile of q is taken, and
-training draws it anew for every text, so that one model serves any dial. The papers ask the correctness of target
-tokens; a text has one label, which every token is asked for. The oracle is not smoothed over neighbouring tokens. The
-predictor does not push gradients into the backbone. The oracle is the first layer from which the answer stays right,
-as heads tell it that were fitted to other folds of the texts, once, before the stage (`folds`; 0: the head itself, in
-every step, with dropout).
+Differs from the paper:
 
-Dial: the probability with which the predicted depth must suffice. 1 is the full model.
+- The papers take argmax q, which has no dial. Here it is a quantile of q. Training draws the quantile for every text,
+  so that one model works at any dial.
+- The papers use the correctness of target tokens. Here a text has one label, which every token is checked against.
+- The oracle is not smoothed over neighbouring tokens. The predictor passes no gradients to the backbone.
+- The oracle is the first layer from which the answer stays right, according to heads trained on other folds of the
+  texts, computed once before the stage (`folds`; 0: the head itself, in every step, with dropout).
+
+Dial: the probability with which the predicted depth must be enough. 1 is the full model.
 """
 
 from __future__ import annotations
