@@ -33,10 +33,11 @@ LONGEST = 8192
 
 @dataclass(frozen=True)
 class ConstantRatioConfig(LengthDropConfig):
-    select: Literal["attention", "attention+table", "predictor", "random", "saliency"] = "attention+table"  # type:
-    ignore[assignment] """Which tokens stay: those with the most 'attention', as published; 'attention+table', which adds how strongly a
+    select: Literal["attention", "attention+table", "predictor", "random", "saliency"] = "attention+table"  # type: ignore[assignment]
+    """Which tokens stay: those with the most 'attention', as published; 'attention+table', which adds how strongly a
     word is associated with the label; those with the largest contribution by a 'predictor'; 'random' ones; by
-    'saliency'.""" selection_seed: int = 0
+    'saliency'."""
+    selection_seed: int = 0
     """Seed of the random choice."""
 
 
