@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 from commands import ENVIRONMENT, QUICK, run, stretto
 from sources import write
+from typer.main import get_command
 
 from stretto import AdaptiveModel, __version__
+from stretto.cli import app
 from stretto.methods import METHODS
 from stretto.training.trainer import StageTrainer
 
 VERBS = [
-    "pretrain", "train", "evaluate", "search", "predict", "explain", "depths", "rationales", "bench engine",
-    "bench model", "bench guarantee",
-    "methods", "demo",
-]  # fmt: skip
+    f"{name} {inner}".strip()
+    for name, verb in get_command(app).commands.items()  # type: ignore[attr-defined]
+    for inner in getattr(verb, "commands", [""])
+]
 
 
 # ---- help --------------------------------------------------------------------------------------------------

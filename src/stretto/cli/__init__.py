@@ -36,11 +36,11 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     context_settings={"help_option_names": sorted(HELP, reverse=True)},
-    cls=Verbs, help="Fewer tokens, fewer layers, same answers: adaptive computation for Hugging Face encoders.",
+    cls=Verbs, help="Fewer tokens, fewer layers, same answers: adaptive computation for Hugging Face transformers.",
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 benches = typer.Typer(
-    cls=Verbs, help="Measure what saved FLOPs are worth in time.",
+    cls=Verbs, help="Measure time, and write the tables of the documentation.",
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 
@@ -63,7 +63,7 @@ benches.command("model", cls=Verb, epilog=examples(bench.MODEL_EXAMPLES))(bench.
 benches.command("guarantee", cls=Verb, epilog=examples(guarantee.EXAMPLES))(guarantee.guarantee)
 benches.command("report", cls=Verb, epilog=examples(bench.REPORT_EXAMPLES))(bench.report)
 app.command("methods", cls=Verb, epilog=examples(describe.METHODS_EXAMPLES))(describe.methods)
-app.command("backbones", cls=Verb)(describe.backbones)
+app.command("backbones", cls=Verb, epilog=examples(describe.BACKBONES_EXAMPLES))(describe.backbones)
 app.command("demo", cls=Verb, epilog=examples(demo.EXAMPLES))(demo.demo)
 
 

@@ -15,6 +15,10 @@ stretto methods
 stretto methods deebert
 stretto methods --json
 """
+BACKBONES_EXAMPLES = """
+stretto backbones
+stretto backbones --json
+"""
 
 
 def methods(
@@ -59,7 +63,7 @@ def backbones(json: Json = None) -> None:
     from stretto.backbones import BACKBONES
     from stretto.view.tables import show_table
 
-    rows = [{"model_type": name, "served by": f"{cls.__module__}.{cls.__name__}"} for name, cls in BACKBONES.items()]
+    rows = [{"model_type": name, "class": f"{cls.__module__}.{cls.__name__}"} for name, cls in BACKBONES.items()]
     write_json(json, {"backbones": [row["model_type"] for row in rows]})
     if json != STDOUT:
         show_table(rows)
