@@ -92,7 +92,7 @@ def test_the_sandwich_of_full_smallest_and_random_models() -> None:
 FRONTIER = {"costs": (0.7, 0.4), "frontier": ((0.8, 0.6, 0.4), (0.5, 0.4, 0.2))}
 
 
-def test_a_budget_buys_the_dearest_configuration_it_can_pay() -> None:
+def test_a_budget_selects_the_most_expensive_configuration_within_it() -> None:
     method = build("length_adaptive", **FRONTIER)
     assert method.dial.sweep == (1.0, 0.7, 0.4)
     budgets = torch.tensor([1.0, 0.99, 0.7, 0.69, 0.4, 0.1], dtype=torch.float64)

@@ -111,7 +111,7 @@ class Iteration:
     tried: int
     """Configurations measured so far."""
     frontier: list[Candidate]
-    """From dear to cheap."""
+    """From expensive to cheap."""
     area: float
     """See `evolution.area`; budgets from that of the smallest constant-ratio configuration to the full model's."""
 
