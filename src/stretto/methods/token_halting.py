@@ -50,7 +50,7 @@ class TokenHaltingConfig(DepthConfig):
     anytime_epochs: Epochs = 1
     """Epochs of training the pooled head to answer after every layer, together with the backbone."""
     oracle: Oracle = "stays"
-    """The depth that is learned: the first layer from which the answer 'stays' right (never right: all layers), or the
+    """The target depth: the first layer from which the answer 'stays' right (never right: all layers), or the
     'first' that is right, where a layer costs λ, as published."""
     penalty: Weight = 0.05
     """λ: what one more layer must be worth in correctness (0 to 1), with the oracle 'first'."""
