@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from executed import CPU_FORMULAS
+from tiny import make
 from tiny_seq2seq import BLOCKS, END, FAMILIES, VOCABULARY, encoded, random_source, tiny_seq2seq
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,6 +24,7 @@ from stretto.engine.reference import ReferenceEngine
 from stretto.engine.written import Text
 from stretto.errors import StrettoError
 from stretto.state import Decision, Inputs, Point, Stack, State
+from stretto.tasks import Seq2Seq
 
 LENGTHS = (7, 1, 12, 5, 12, 3)
 NEW = 12
@@ -251,6 +253,21 @@ def test_both_engines_run_the_encoder_as_hugging_face_does(family: str) -> None:
     for output in (packed, reference):
         assert output.hidden is not None
         torch.testing.assert_close(output.hidden[inputs.attention_mask.bool()], expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_engines_shorten_the_encoder_alike(family: str) -> None:
+    """Tokens that were dropped are restored: the decoder reads all of them."""
+    backbone, inputs = backbone_for(tiny_seq2seq(family)), Inputs(**random_source((7, 1, 40, 5, 3)))
+    method = make("length_adaptive", backbone, Seq2Seq())
+    packed = PackedEngine(backbone).run(inputs, method, 0.3, keep_hidden=True)
+    reference = ReferenceEngine(backbone).run(inputs, method, 0.3, keep_hidden=True)
+    assert packed.hidden is not None and reference.hidden is not None
+    there = inputs.attention_mask.bool()
+    torch.testing.assert_close(packed.hidden[there], reference.hidden[there], atol=1e-4, rtol=1e-4)
+    assert torch.equal(packed.trace.n_ffn, reference.trace.n_ffn)
+    assert int(packed.trace.n_ffn[2, -1]) < 40
 
 
 def test_a_decider_knows_the_stack_and_the_step_it_is_asked_in() -> None:
