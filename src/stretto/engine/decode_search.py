@@ -55,7 +55,7 @@ class Greedy:
         self.scores = torch.zeros(sentences, device=device) if scored else None
 
     def advance(self, logits: Tensor, exits: Tensor) -> Advance:
-        scores = self.generation.processors(self.tokens, logits)
+        scores = self.generation.processed(self.tokens, logits)
         best = scores.argmax(dim=-1)
         if self.scores is not None:
             picked = scores.gather(1, best.unsqueeze(1)).squeeze(1)
@@ -101,7 +101,7 @@ class Beam:
     def advance(self, logits: Tensor, exits: Tensor) -> Advance:
         generation, sentences, beams = self.generation, len(self.written), self.beams
         length = self.written.shape[2]  # before this step; the start token is not generated
-        log_probs = generation.processors(self.tokens, logits.log_softmax(dim=-1))
+        log_probs = generation.processed(self.tokens, logits.log_softmax(dim=-1))
         vocabulary = log_probs.shape[-1]
         total = (log_probs.view(sentences, beams, -1) + self.running.unsqueeze(2)).flatten(1)
         candidates = max(2, 1 + len(generation.ends)) * beams

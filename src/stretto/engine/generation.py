@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,8 @@ UNSUPPORTED = {
 class Generation:
     """Settings of one call, complete."""
 
-    processors: Any
-    """A `LogitsProcessorList`: (tokens so far [R, T], scores [R, V]) -> scores."""
+    processors: Sequence[Callable[[Tensor, Tensor], Tensor]]
+    """(tokens so far [R, T], scores [R, V]) -> scores, one after another."""
     start: int
     """The token every text starts with."""
     ends: Tensor
@@ -37,6 +38,12 @@ class Generation:
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+
+    def processed(self, tokens: Tensor, scores: Tensor) -> Tensor:
+        """[R, V]: what the processors make of scores. transformers' own list looks at their signatures every time."""
+        for process in self.processors:
+            scores = process(tokens, scores)
+        return scores
 
     @classmethod
     def of(cls, model: Any, most_positions: int | None, **settings: Any) -> Generation:
