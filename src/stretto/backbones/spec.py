@@ -33,6 +33,13 @@ class Affine(Protocol):
         """[out]"""
 
 
+class Weights(NamedTuple):
+    """x Wᵀ + b by its tensors."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
 @dataclass(frozen=True, eq=False)
 class LinearPart:
     """Some of the outputs of a Linear."""

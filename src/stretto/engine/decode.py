@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stretto.backbones.decoder import EncoderDecoder
+from stretto.backbones.spec import Weights
 from stretto.engine.decider import Decider, ask
 from stretto.engine.decode_block import PackedBlock, few, fill
 from stretto.engine.decode_cache import Memory, Source, source_groups
@@ -31,7 +32,7 @@ class DecoderEngine:
     def __init__(self, backbone: EncoderDecoder, dtype: str = "float32") -> None:
         self.backbone, self.dtype = backbone, dtype
         self.blocks = [PackedBlock(spec, number, dtype) for number, spec in enumerate(backbone.block_specs)]
-        self.head = product(backbone.lm_head, dtype=dtype)
+        self.head = product(Weights(backbone.lm_head.weight, backbone.head_bias), dtype=dtype)
 
     @torch.inference_mode()
     def run(
@@ -50,9 +51,7 @@ class DecoderEngine:
     def logits(self, states: Tensor) -> Tensor:
         """[R, d] -> [R, V] in float32."""
         read = fill(self.backbone.for_output(states), states.new_empty(few(len(states)), 0))
-        logits = self.head(read)[: len(states)]
-        bias = self.backbone.head_bias
-        return (logits if bias is None else logits + bias).float()
+        return self.head(read)[: len(states)].float()
 
 
 class Writing:
