@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from playwright.sync_api import expect, sync_playwright
+from serving import serving
 from tiny import tiny_model
 
 from stretto.deploy.server import Settings, create_app
@@ -35,16 +33,8 @@ def address() -> Iterator[str]:
         OperatingPoint(dial, 0.9 - 0.01 * i, dial, 4.0, {"accuracy": 0.9}, name="quick" if i == 15 else "")
         for i, dial in enumerate(model.method.dial.sweep)
     ]
-    app = create_app({"reviews": model}, Settings(api_key="secret-key"))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.05)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}/"
-    server.should_exit = True
-    thread.join()
+    with serving(create_app({"reviews": model}, Settings(api_key="secret-key"))) as port:
+        yield f"http://127.0.0.1:{port}/"
 
 
 @pytest.fixture

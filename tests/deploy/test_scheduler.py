@@ -13,13 +13,19 @@ from tiny import WORDS, tiny_model
 
 from stretto.deploy import scheduler as module
 from stretto.deploy.scheduler import AGING, DeadlinePassed, Limits, QueueFull, Scheduler, Stopping
+from stretto.saving.points import OperatingPoint
 
 OFF, FIRST = 0.0, 1.0  # dials of deebert: to the last layer; out after the first one
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return tiny_model("deebert")
+    """One that knows what its dials cost."""
+    made = tiny_model("deebert")
+    made.operating_points = [
+        OperatingPoint(dial, 0.9, cost, 4 * cost, {}) for dial, cost in ((OFF, 1.0), (FIRST, 0.25))
+    ]
+    return made
 
 
 def features(model: Any, *texts: str) -> Any:
@@ -73,6 +79,18 @@ def test_easy_requests_do_not_wait_for_hard_ones(model: Any) -> None:
     assert turn_until(loop, easy) <= 2 and not hard.done()
     turn_until(loop, hard)
     assert easy.result().trace.depth.tolist() == [1] and hard.result().trace.depth.tolist() == [4]
+
+
+def test_long_texts_are_passed_over_but_not_for_ever(model: Any) -> None:
+    """A stream of short texts, one more with every turn: each costs less than the long one that waits inside."""
+    loop = Scheduler(model, Limits())
+    long = loop.submit(features(model, text_of(60)), OFF, 60.0)
+    loop.turn()
+    short = []
+    while not long.done() and len(short) < 400:
+        short.append(loop.submit(features(model, text_of(4)), OFF, 60.0))
+        loop.turn()
+    assert long.done() and len(short) > 8 and short[0].done()
 
 
 def test_waiting_for_the_batch_answers_together(model: Any) -> None:

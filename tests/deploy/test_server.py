@@ -12,19 +12,37 @@ import schemathesis
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
+from schemathesis.python import asgi
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.testclient import TestClient
 from tiny import TAGS, tiny_model
 
+from stretto import AdaptiveModel
+from stretto.data import Dataset
 from stretto.deploy.scheduler import Limits
 from stretto.deploy.server import Settings, create_app
+from stretto.methods import METHODS
 from stretto.saving.points import OperatingPoint
-from stretto.tasks import Regression, Span, Tokens
+from stretto.tasks import Regression, Seq2Seq, Span, Tokens
+from stretto.training.scratch import ScratchConfig, from_nothing
 
 POINTS = [
     OperatingPoint(dial, 0.9, cost, 4 * cost, {"accuracy": 0.9}, name=name)
     for dial, cost, name in ((0.0, 1.0, ""), (0.95, 0.6, ""), (1.0, 0.25, ""), (1.0, 0.25, "quick"))
 ]
+
+
+def translator() -> AdaptiveModel:
+    """It writes something for every text."""
+    numbers = ["eins zwei", "drei", "vier eins drei", "zwei"] * 10
+    pairs = Dataset([(text,) for text in numbers], numbers[::-1], None, ["here"] * len(numbers), Seq2Seq.form)
+    sizes = ScratchConfig(d_model=16, encoder_layers=1, decoder_layers=3, attention_heads=2, ffn_dim=16, vocabulary=300)
+    method = METHODS["depth_adaptive"]
+    model = AdaptiveModel.put_together(
+        *from_nothing("marian", sizes, pairs, seed=1), method, method.Config(), Seq2Seq()
+    )
+    model.generation["max_new_tokens"] = 4
+    return model.eval()
 
 
 def make_app(**changes: Any) -> FastAPI:
@@ -33,6 +51,7 @@ def make_app(**changes: Any) -> FastAPI:
     models = {
         "reviews": reviews, "tags": tiny_model("length_adaptive", task=Tokens(TAGS)),
         "questions": tiny_model("full", task=Span()), "stars": tiny_model("full", task=Regression()),
+        "numbers": translator(),
     }  # fmt: skip
     return create_app(models, Settings(batch=4, body=20_000, **changes))
 
@@ -83,12 +102,19 @@ def test_dials_and_budgets(client: TestClient) -> None:
     assert depth(budget="quick") == 1
 
 
-def test_other_tasks(client: TestClient) -> None:
+def test_other_tasks(client: TestClient, app: FastAPI) -> None:
     tags = client.post("/tokens", json={"inputs": ["how many", ["city", "film"]]}).json()
     assert [each["words"] for each in tags] == [["how", "many"], ["city", "film"]]
     assert client.post("/tokens", json={"inputs": "how many"}).json()["tags"] == tags[0]["tags"]
     answer = client.post("/answer", json={"question": "how many ?", "context": "it was one film"}).json()
     assert answer["answer"] in "it was one film" and answer["depth"] == 4
+    texts = ["eins", "drei zwei eins", "zwei"]
+    written = client.post("/generate", json={"inputs": texts})
+    expected = app.state.server.served["numbers"].model.predict(texts)
+    assert [each["text"] for each in written.json()] == [each.text for each in expected]
+    assert [each["depth"] for each in written.json()] == pytest.approx([each.depth for each in expected])
+    assert float(written.headers["x-depth"]) == pytest.approx(sum(each.depth for each in expected) / 3, abs=0.01)
+    assert client.post("/generate", json={"inputs": texts[0]}).json() == written.json()[0]
     value = client.post("/predict/stars", json={"inputs": "a good film"}).json()
     assert labels(value) == ["value"]
     explained = client.post("/explain", json={"inputs": "a good film", "dial": 1.0}).json()
@@ -118,6 +144,8 @@ def test_other_tasks(client: TestClient) -> None:
         (422, "/predict", {"inputs": [["a"], ["b", "c"]]}),
         (424, "/predict/tags", {"inputs": "a"}),
         (424, "/tokens?model=reviews", {"inputs": "a"}),
+        (424, "/generate?model=reviews", {"inputs": "a"}),
+        (424, "/explain?model=numbers", {"inputs": "a"}),
         (504, "/predict", {"inputs": "a", "deadline_ms": 1}),
     ],
 )
@@ -141,13 +169,18 @@ def test_truncation_keeps_either_end(client: TestClient, app: FastAPI) -> None:
 def test_full_queue_and_stopping() -> None:
     with TestClient(make_app(limits=Limits(queue=1))) as client:
         server = client.app.state.server  # type: ignore[attr-defined]
-        blocked = server.served["reviews"].scheduler
-        admit, blocked._admit = blocked._admit, list  # a loop that is busy
-        waiting = blocked.submit([{"input_ids": [2, 3], "attention_mask": [1, 1]}], 0.0, 60.0)
-        full = client.post("/predict", json={"inputs": "a film"})
-        assert full.status_code == 429 and full.headers["retry-after"] == "1"
-        blocked._admit = admit
-        waiting.result(30)
+        waiting = []
+        for served in server.served.values():  # loops that are busy
+            served.scheduler._admit, one = list, [{"input_ids": [2, 3], "attention_mask": [1, 1]}]
+            waiting.append(served.scheduler.submit(one, served.model.method.dial.off, 60.0))
+            full = client.post("/predict", json={"inputs": "a film"})
+            assert full.status_code == 429 and full.headers["retry-after"] == "1"
+        unread = client.post("/predict", content=b"no JSON")
+        assert unread.status_code == 429, "where all queues are full nothing is read"
+        for served in server.served.values():
+            del served.scheduler._admit
+        for each in waiting:
+            each.result(30)
         server.stopping = True
         assert client.post("/predict", json={"inputs": "a film"}).status_code == 503
         assert client.get("/health").status_code == 503
@@ -195,7 +228,7 @@ def test_info_metrics_and_stats(client: TestClient) -> None:
     client.post("/predict", json={"inputs": "a good film", "dial": 1.0})
     info = client.get("/info").json()
     assert info["model_id"] == "reviews" and info["max_client_batch_size"] == 4
-    assert [model["name"] for model in info["models"]] == ["reviews", "tags", "questions", "stars"]
+    assert [model["name"] for model in info["models"]] == ["reviews", "tags", "questions", "stars", "numbers"]
     assert info["models"][0]["points"][-1]["name"] == "quick"
     assert info["models"][0]["promise"] == "not measured"
     stats = client.get("/stats").json()["models"]["reviews"]
@@ -212,7 +245,9 @@ def test_openapi_is_true() -> None:
     """What the schema cannot say (a dial's range, known names) is refused too: that data are accepted is not asked."""
     api = schemathesis.openapi.from_asgi("/openapi.json", make_app())  # it starts the app itself
     operations = [found.ok() for found in api.get_all_operations()]
-    assert {"/predict", "/predict/{model}", "/tokens", "/answer", "/explain"} <= {each.path for each in operations}
+    assert {"/predict", "/predict/{model}", "/tokens", "/answer", "/generate", "/explain"} <= {
+        each.path for each in operations
+    }
     for operation in operations:
 
         @given(case=operation.as_strategy() | operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
@@ -221,3 +256,4 @@ def test_openapi_is_true() -> None:
             case.call_and_validate(excluded_checks=[positive_data_acceptance])
 
         check()
+    asgi.shutdown_lifespans()  # schemathesis would let the app run to the end of the process

@@ -43,7 +43,7 @@ def serve(
     ] = False,
 ) -> None:
     """Serve models over HTTP. Each answer is sent the moment its text leaves the model, and new texts come in between
-    two layers. Routes: /predict, /tokens, /answer, /explain, /info, /health, /metrics, and a page at /."""
+    two layers. Routes: /predict, /tokens, /answer, /generate, /explain, /info, /health, /metrics, and a page at /."""
     require_server()
     from stretto.deploy.run import run_server
     from stretto.deploy.scheduler import Limits

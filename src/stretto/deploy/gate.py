@@ -1,4 +1,6 @@
-"""What every request passes first: is the key right, is the body small enough, is the server stopping?"""
+"""What every request passes first: is the key right, is the body small enough, is the server stopping or full?
+
+What is refused here costs next to nothing, so that an overload does not keep the engine from its work."""
 
 from __future__ import annotations
 
@@ -71,6 +73,8 @@ class Gate:
             return 413, "TooLarge", too_large(self.server.settings.body)
         if self.server.stopping and scope["method"] == "POST":
             return 503, "Unhealthy", "Expected a running server, got one that is stopping. Try another one."
+        if scope["method"] == "POST" and self.server.full:
+            return 429, "Overloaded", "Expected room in the queue, got a full one. Try again later."
         return None
 
 
@@ -83,5 +87,7 @@ async def respond(send: Any, code: int, kind: str, why: str) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if code == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if code in (429, 503):
+        headers.append((b"retry-after", b"1"))
     await send({"type": "http.response.start", "status": code, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from stretto.deploy.scheduler import Answer
-from stretto.engine.cost import Cost
-from stretto.model import AdaptiveModel
+from stretto.tasks import Prediction
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -29,7 +28,7 @@ class Metrics:
             return Histogram(f"stretto_{name}", text, (label,), buckets=buckets, registry=registry)
 
         self.requests = counter("requests", "Requests answered.", "route", "code")
-        self.depth = counter("exits", "Sequences that left after each layer.", "model", "layer")
+        self.depth = counter("exits", "Inputs that left after each layer.", "model", "layer")
         self.duration = histogram("request_seconds", "Seconds per request.", "route", SECONDS)
         self.queued = histogram("queue_seconds", "Seconds in the queue.", "model", SECONDS)
         self.computed = histogram("compute_seconds", "Seconds from the queue to the answer.", "model", SECONDS)
@@ -40,23 +39,21 @@ class Metrics:
 
 
 class ModelMetrics:
-    """A model's share of them; its scheduler reports here, from one thread."""
+    """A model's share of them."""
 
-    def __init__(self, metrics: Metrics, name: str, model: AdaptiveModel) -> None:
-        self.metrics, self.name, self.model = metrics, name, model
-        self.answered_sequences, self.total_cost = 0, 0.0
-        self.depths = [0] * model.backbone.n_layers
+    def __init__(self, metrics: Metrics, name: str, n_layers: int) -> None:
+        self.total_cost, self.depths = 0.0, [0] * n_layers
+        self.queued, self.computed = metrics.queued.labels(name), metrics.computed.labels(name)
+        self.rows, self.cost = metrics.rows.labels(name), metrics.cost.labels(name)
+        self.exits = [metrics.depth.labels(name, str(layer + 1)) for layer in range(n_layers)]
 
-    def step(self, rows: int) -> None:
-        self.metrics.rows.labels(self.name).observe(rows)
-
-    def answered(self, answer: Answer) -> None:
-        self.metrics.queued.labels(self.name).observe(answer.queued)
-        self.metrics.computed.labels(self.name).observe(answer.computed)
-        cost = Cost.of(answer.trace, self.model.backbone)
-        for depth, share in zip(cost.depth.tolist(), cost.per_sequence.tolist(), strict=True):
-            self.depths[depth - 1] += 1
-            self.answered_sequences += 1
-            self.total_cost += share
-            self.metrics.depth.labels(self.name, str(depth)).inc()
-            self.metrics.cost.labels(self.name).observe(share)
+    def answered(self, predictions: Sequence[Prediction], answer: Answer) -> None:
+        """The answers to one request."""
+        self.queued.observe(answer.queued)
+        self.computed.observe(answer.computed)
+        for each in predictions:
+            layer = max(1, round(each.depth)) - 1
+            self.depths[layer] += 1
+            self.exits[layer].inc()
+            self.total_cost += each.cost
+            self.cost.observe(each.cost)

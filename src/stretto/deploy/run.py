@@ -20,9 +20,11 @@ GRACE = 30
 class Process(uvicorn.Server):
     """Says that it is ready when it takes requests, and that it is stopping the moment it is told to."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, ready: Callable[[], None], stopping: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(config)
-        self.ready = ready
+        self.ready, self.stopping = ready, stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -30,7 +32,7 @@ class Process(uvicorn.Server):
             self.ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.config.app.state.server.stopping = True  # type: ignore[union-attr]
+        self.stopping()
         super().handle_exit(sig, frame)
 
 
@@ -39,13 +41,14 @@ def run_server(
 ) -> None:
     """Serve until SIGINT or SIGTERM; `say` is told the address when requests are taken."""
     listening = listen(host, port)
+    app = create_app(models, settings)
     config = uvicorn.Config(
-        create_app(models, settings), log_level="warning", access_log=False, server_header=False,
+        app, log_level="warning", access_log=False, server_header=False,
         timeout_graceful_shutdown=GRACE, timeout_keep_alive=30,
     )  # fmt: skip
     address = f"[{host}]" if ":" in host else host
     line = f"serving {', '.join(models)} at http://{address}:{listening.getsockname()[1]}/ (Ctrl-C stops)"
-    process = Process(config, lambda: say(line))
+    process = Process(config, lambda: say(line), app.state.server.stop_accepting)
     with suppress(KeyboardInterrupt, SystemExit):  # the signal once more, after a graceful end
         process.run([listening])
     if not process.started:

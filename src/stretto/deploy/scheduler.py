@@ -1,8 +1,10 @@
 """One engine loop per model: requests come in between two layers, and each is answered when its sequences have left.
 
 Two things wait. Sequences that came in wait in a queue, shortest expected work first; a second of waiting counts as
-much as `AGING` tokens of work, so that nothing starves. Sequences inside wait for their next layer; the layer with most
-rows is next, and those that have been passed over count for more with every step.
+much as `AGING` tokens of work, so that nothing starves. Sequences inside wait for their next layer. Next is the layer
+where answers cost least: where most sequences wait, with the fewest rows and layers to go. Those that have been passed
+over count for more with every step. A model that writes texts takes some
+sentences together, and others when these are done (`writing`).
 
 The loop runs in a thread of its own. Other threads submit, and get a `concurrent.futures.Future`.
 """
@@ -19,14 +21,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from stretto.data.tokenise import Feature, as_inputs, collate
+from stretto.deploy.writing import SHARE, Writing
 from stretto.engine.parts import Part
 from stretto.engine.stepping import Stepping
+from stretto.engine.written import TextTrace
 from stretto.model import AdaptiveModel
 from stretto.state import Trace
 
@@ -34,8 +37,10 @@ log = logging.getLogger(__name__)
 
 #: Tokens of expected work that a second of waiting makes up for.
 AGING = 2000.0
-#: Steps after which rows that wait inside count twice.
-PATIENCE = 4
+#: Rows that take as long as the rest of a step.
+OVERHEAD = 30
+#: Steps after which sequences that wait inside count twice.
+PATIENCE = 32
 
 
 class QueueFull(Exception):
@@ -66,8 +71,9 @@ class Limits:
 class Answer:
     """The sequences of one request: what they answered and what it took."""
 
-    logits: list[Tensor]
-    trace: Trace
+    logits: list[Any]
+    """A tensor of each; a `Text` where texts are written."""
+    trace: Trace | TextTrace
     queued: float
     """Seconds until the last of them was let in."""
     computed: float
@@ -82,15 +88,18 @@ class Request:
     dial: float
     deadline: float
     """On the monotonic clock."""
+    expected: float
+    """The part of the full model's work that its sequences will take."""
     arrived: float = field(default_factory=time.monotonic)
     entered: float = 0.0
     future: Future[Answer] = field(default_factory=Future)
-    logits: dict[int, Tensor] = field(default_factory=dict)
-    traces: dict[int, Trace] = field(default_factory=dict)
+    logits: dict[int, Any] = field(default_factory=dict)
+    traces: dict[int, Any] = field(default_factory=dict)
 
     def finish(self) -> None:
         order = range(len(self.features))
-        trace = Trace.concatenate([self.traces[i] for i in order])
+        traces = [self.traces[i] for i in order]
+        trace = type(traces[0]).concatenate(traces)
         took = time.monotonic() - self.entered
         answer = Answer([self.logits[i] for i in order], trace, self.entered - self.arrived, took)
         with suppress(InvalidStateError):  # the client has left in this very moment
@@ -107,27 +116,21 @@ class Request:
         return self.future.done()
 
 
-class Watch(Protocol):
-    """Who is told what the loop does."""
-
-    def step(self, rows: int) -> None: ...
-    def answered(self, answer: Answer) -> None: ...
-
-
 class Scheduler:
     """The engine loop of one model."""
 
     def __init__(self, model: AdaptiveModel, limits: Limits, threads: int | None = None) -> None:
         self.model, self.limits, self.threads = model, limits, threads
-        self.watch: Watch | None = None
+        self.writes = model.task.answers == "text"
+        self.watch: Callable[[int], object] = lambda rows: None
+        """Told the rows of every step."""
         self.expected = expected_cost(model)
         self._changed = threading.Condition()  # guards what follows
         self._queue: list[tuple[float, int, Request, int]] = []  # a heap: key, tie-break, the request and its sequence
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._stopping = False
         self._count = itertools.count()
-        self.accepted = 0
-        """Sequences that were let into the queue so far."""
+        self.accepted, self.answered = 0, 0  # sequences so far
         # of the loop's thread alone
         self._stepping = self._new_stepping()
         self._live: dict[int, tuple[Request, int]] = {}
@@ -142,7 +145,7 @@ class Scheduler:
 
     def submit(self, features: Sequence[Feature], dial: float, seconds: float) -> Future[Answer]:
         """Let the sequences of one request wait. `seconds` is how long an answer is of use."""
-        request = Request(features, dial, time.monotonic() + seconds)
+        request = Request(features, dial, time.monotonic() + seconds, self.expected(dial))
         with self._changed:
             if self._stopping:
                 raise Stopping
@@ -152,7 +155,7 @@ class Scheduler:
                 if self._queue and len(self._queue) + len(features) > self.limits.queue:
                     raise QueueFull
             for number, feature in enumerate(features):
-                work = len(feature["input_ids"]) * self.expected(dial)
+                work = len(feature["input_ids"]) * request.expected
                 key = request.arrived + work / AGING
                 heapq.heappush(self._queue, (key, next(self._count), request, number))
             self.accepted += len(features)
@@ -175,6 +178,11 @@ class Scheduler:
     def waiting(self) -> int:
         """Sequences in the queue."""
         return len(self._queue)
+
+    @property
+    def full(self) -> bool:
+        """Whether a request would be refused, unless somebody in the queue has left."""
+        return len(self._queue) >= self.limits.queue
 
     @property
     def live(self) -> int:
@@ -218,9 +226,9 @@ class Scheduler:
 
     def _admit(self) -> list[tuple[Request, int]]:
         """Those that are let in now. The first of the queue goes first, even if others would fit better."""
-        if self.limits.wait_for_batch and self._live:
+        if (self.limits.wait_for_batch or self.writes) and self._live:
             return []
-        room = self.limits.live_tokens - self._rows()
+        room = self.limits.live_tokens * (SHARE if self.writes else 1) - self._rows()
         now, admitted = time.monotonic(), list[tuple[Request, int]]()
         while self._queue:
             _, _, request, number = self._queue[0]
@@ -266,18 +274,29 @@ class Scheduler:
         if not self.limits.wait_for_batch or not self._live:
             done, self._held = self._held, []
             for request in done:
+                self.answered += len(request.features)
                 request.finish()
-                if self.watch is not None and not request.future.cancelled():
-                    self.watch.answered(request.future.result())
 
     def _choose(self, parts: Mapping[int, Sequence[Part]]) -> int:
-        """The layer with most rows before it; those that have been passed over count for more."""
+        """The layer where answers cost least now: most sequences for the rows and the layers that they still need.
+        Those that have been passed over count for more."""
         rows = {layer: sum(part.state.n_rows for part in waiting) for layer, waiting in parts.items()}
-        chosen = max(rows, key=lambda layer: (rows[layer] * (1 + self._passed_over.get(layer, 0) / PATIENCE), layer))
+        urgency = {}
+        for layer, waiting in parts.items():
+            left = [self._layers_left(layer, who) for part in waiting for who in part.state.ids.tolist()]
+            cheap = len(left) ** 2 / ((rows[layer] + OVERHEAD) * sum(left))
+            urgency[layer] = cheap * (1 + self._passed_over.get(layer, 0) / PATIENCE)
+        chosen = max(urgency, key=lambda layer: (urgency[layer], layer))
         self._passed_over = {layer: self._passed_over.get(layer, 0) + 1 for layer in rows if layer != chosen}
-        if self.watch is not None:
-            self.watch.step(rows[chosen])
+        self.watch(rows[chosen])
         return chosen
+
+    def _layers_left(self, layer: int, who: int) -> float:
+        """That a sequence before this layer is expected to need; one that has outlived this, half of what is left."""
+        n_layers = self.model.backbone.n_layers
+        expected = self._live[who][0].expected * n_layers if who in self._live else 0.0
+        left = expected - (layer - 1)
+        return left if left >= 1 else max(1.0, (n_layers - layer + 1) / 2)
 
     def _call(self, future: Future[Any], function: Callable[[], Any]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -292,7 +311,9 @@ class Scheduler:
             request.fail(error)
         self._live, self._held, self._stepping = {}, [], self._new_stepping()
 
-    def _new_stepping(self) -> Stepping:
+    def _new_stepping(self) -> Stepping | Writing:
+        if self.writes:
+            return Writing(self.model)
         return Stepping(self.model.packed, self.model.method, choose=self._choose)
 
 

@@ -119,6 +119,13 @@ class SpanAnswer(Took):
     best: list[Candidate]
 
 
+class Written(BaseModel):
+    text: str
+    score: float = Field(description="Log-probability of the text; of beam search divided by its length.")
+    depth: float = Field(description="Decoder layers that a token went through, on average.")
+    cost: float = Field(description="Fraction of the full model's FLOPs.")
+
+
 class Explained(Took):
     """What became of each token; see docs/explaining.md."""
 
@@ -183,7 +190,7 @@ class ModelStats(BaseModel):
     answered: int
     waiting: int
     live: int = Field(description="Inside the engine.")
-    depths: list[int] = Field(description="Sequences that left after layer 1, 2, …")
+    depths: list[int] = Field(description="Inputs that left after layer 1, 2, …")
     mean_cost: float | None
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
-from torch import Tensor
 
+from stretto.backbones.decoder import EncoderDecoder
 from stretto.budget.choose import within_cost
 from stretto.data.tokenise import Encoded
 from stretto.deploy.metrics import Metrics, ModelMetrics
@@ -41,7 +41,7 @@ class Result:
     """The answers of one request."""
 
     predictions: Sequence[Any]
-    logits: Sequence[Tensor]
+    logits: Sequence[Any]
     """Of each sequence."""
     answer: Answer
 
@@ -64,12 +64,18 @@ class Served:
         threads: int | None = None,
     ) -> None:  # fmt: skip
         self.name, self.model, self.batch, self.seconds = name, model, batch, seconds
-        self.metrics = ModelMetrics(metrics, name, model)
+        self.metrics = ModelMetrics(metrics, name, self.n_layers)
         self.scheduler = Scheduler(model, limits, threads)
         metrics.queue_size.labels(name).set_function(lambda: self.scheduler.waiting)
         metrics.live.labels(name).set_function(lambda: self.scheduler.live)
         self.from_left = copy.copy(model.tokenizer)  # it drops the beginning of long texts
         self.from_left.truncation_side = "left"
+
+    @property
+    def n_layers(self) -> int:
+        """That an answer may leave after; of a model that writes texts, those of its decoder."""
+        backbone = self.model.backbone
+        return backbone.n_blocks if isinstance(backbone, EncoderDecoder) else backbone.n_layers
 
     def warm_up(self) -> None:
         """Let kernels be built and packages be imported before the first request, not by it; then begin to count."""
@@ -82,7 +88,8 @@ class Served:
             encoded = self.encode([text] * count, left=False)
             answer = self.scheduler.submit(encoded.features, self.model.method.dial.off, 600.0).result()
             self.model.decode(encoded, answer.logits, answer.trace)
-        self.scheduler.watch, self.scheduler.accepted = self.metrics, 0
+        self.scheduler.watch = self.metrics.rows.observe
+        self.scheduler.accepted = self.scheduler.answered = 0
 
     # ---- answers
 
@@ -103,6 +110,7 @@ class Served:
         future = accepted(self.scheduler.submit, encoded.features, dial, seconds)
         answer = await wanted(request, future, seconds)
         predictions = self.model.decode(encoded, answer.logits, answer.trace).answers
+        self.metrics.answered(predictions, answer)
         return Result(predictions, answer.logits, answer)
 
     def encode(self, texts: Sequence[tuple[str, ...]], left: bool) -> Encoded:
@@ -167,7 +175,7 @@ class Served:
         ]  # fmt: skip
         return ModelInfo(
             name=self.name, task=model.task.name, method=model.method.name, labels=model.task.label_names,
-            dtype=model.dtype, n_layers=model.backbone.n_layers, max_input_length=model.max_length, dial=model.dial,
+            dtype=model.dtype, n_layers=self.n_layers, max_input_length=model.max_length, dial=model.dial,
             dial_off=model.method.dial.off, dial_meaning=model.method.dial.meaning, promise=model.promise(),
             pairs=None if n_texts is None else n_texts == 2, points=points,
         )  # fmt: skip

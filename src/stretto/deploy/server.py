@@ -29,6 +29,7 @@ from stretto.deploy.schema import (
     Error,
     Explained,
     ExplainRequest,
+    GenerateRequest,
     Info,
     ModelStats,
     PredictRequest,
@@ -37,11 +38,12 @@ from stretto.deploy.schema import (
     Stats,
     Tags,
     TokensRequest,
+    Written,
 )
 from stretto.deploy.served import ClientGone, Refused, Served
 from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
-from stretto.tasks import LabelPrediction, SequenceTask, Span, Task, Tokens
+from stretto.tasks import LabelPrediction, Seq2Seq, SequenceTask, Span, Task, Tokens
 
 STATIC = Path(__file__).parent / "static"
 #: What each code means, for people and for OpenAPI.
@@ -102,21 +104,34 @@ class Server:
         try:
             yield
         finally:
-            self.stopping = True
+            self.stop_accepting()
             for served in self.served.values():
                 await asyncio.to_thread(served.scheduler.stop)
 
+    def stop_accepting(self) -> None:
+        """From now on new requests are refused (503)."""
+        self.stopping = True
+
+    @property
+    def full(self) -> bool:
+        """Whether no model takes requests now: then they are refused before they are read."""
+        return all(served.scheduler.full for served in self.served.values())
+
     def named(self, name: str | None, kind: Any) -> Served:
-        """The model of that name, or the first, whose task is of that `kind` (a class)."""
+        """The model of that name, or the first, whose task is of that `kind` (a class, or one of several)."""
         if name is not None and name not in self.served:
             raise Refused(404, "NotFound", f"Expected a model among {', '.join(self.served)}; got '{name:.60}'.")
         candidates = self.served.values() if name is None else [self.served[name]]
         able = [each for each in candidates if isinstance(each.model.task, kind)]
         if not able:
             tasks = ", ".join(f"{each.name} ({each.model.task.name})" for each in self.served.values())
-            wanted = getattr(kind, "name", "classification or regression")
+            wanted = " or ".join(getattr(each, "name", "labels or values") for each in as_tuple(kind))
             raise Refused(424, "WrongModel", f"Expected a model for {wanted}, got: {tasks}. Use another route.")
         return able[0]
+
+
+def as_tuple(kind: Any) -> tuple[Any, ...]:
+    return kind if isinstance(kind, tuple) else (kind,)
 
 
 def create_app(models: Mapping[str, AdaptiveModel], settings: Settings | None = None) -> FastAPI:
@@ -188,10 +203,21 @@ def add_answers(app: FastAPI, server: Server) -> None:
         response.headers.update(result.headers)
         return SpanAnswer(**asdict(result.predictions[0]))
 
+    @app.post("/generate", responses=NAMED)
+    async def generate(
+        request: Request, response: Response, body: GenerateRequest, model: ModelName = None
+    ) -> Written | list[Written]:
+        """The text that the model writes for a text, such as its translation."""
+        is_batch = isinstance(body.inputs, list)
+        result = await server.named(model, Seq2Seq).answer(request, body.inputs if is_batch else [body.inputs], body)
+        response.headers.update(result.headers)
+        answers = [Written(**asdict(each)) for each in result.predictions]
+        return answers if is_batch else answers[0]
+
     @app.post("/explain", responses=NAMED)
     async def explain(request: Request, body: ExplainRequest, model: ModelName = None) -> Explained:
         """Which token lives to which layer, and where the answer was given."""
-        return Explained(**await server.named(model, Task).explain(request, body))
+        return Explained(**await server.named(model, (SequenceTask, Tokens, Span)).explain(request, body))
 
 
 def scores_of(task: Task, prediction: LabelPrediction, logits: list[float] | None) -> list[Score]:
@@ -243,10 +269,10 @@ def add_views(app: FastAPI, server: Server) -> None:
         """Live figures: answers, queue, and after which layer sequences left."""
         models = {}
         for name, served in server.served.items():
-            count = served.metrics.answered_sequences
+            scheduler, count = served.scheduler, sum(served.metrics.depths)
             models[name] = ModelStats(
-                accepted=served.scheduler.accepted, answered=count,
-                waiting=served.scheduler.waiting, live=served.scheduler.live,
+                accepted=scheduler.accepted, answered=scheduler.answered,
+                waiting=scheduler.waiting, live=scheduler.live,
                 depths=list(served.metrics.depths), mean_cost=served.metrics.total_cost / count if count else None,
             )  # fmt: skip
         return Stats(seconds=time.monotonic() - server.started, models=models)

@@ -128,6 +128,10 @@ class TextTrace:
         rows = self.decoder.steps * self.decoder.beams
         return self.decoder.tokens.sum(dim=1) / rows.clamp(min=1)
 
+    def one(self, index: int) -> TextTrace:
+        """That of a single sentence."""
+        return TextTrace(self.encoder.one(index), self.decoder.take(torch.tensor([index])))
+
     @staticmethod
     def concatenate(traces: Sequence[TextTrace]) -> TextTrace:
         decoders = DecoderTrace.concatenate([trace.decoder for trace in traces])

@@ -113,11 +113,12 @@ async function ask(card) {
   const routes = {
     tokens: () => call(`tokens${by}`, { inputs, dial }),
     span: () => call(`answer${by}`, { question: texts[0], context: texts[1], dial }),
+    seq2seq: () => call(`generate${by}`, { inputs, dial }),
   };
   const predict = routes[task] || (() => call(`predict/${encodeURIComponent(name)}`, { inputs, dial }));
   try {
     const answered = await predict();
-    const explained = (await call(`explain${by}`, { inputs, dial })).content;
+    const explained = task === "seq2seq" ? null : (await call(`explain${by}`, { inputs, dial })).content;
     if (card.asked === number && card.isConnected) show(card, answered, explained);
   } catch (error) {
     if (card.asked === number) { clear(card); card.querySelector(".answer").replaceChildren(make("p", "error", error.message)); }
@@ -130,15 +131,16 @@ function clear(card) {
 
 function show(card, { content, headers }, explained) {
   card.querySelector(".answer").replaceChildren(...answerOf(content));
-  const layers = explained.lives.length - 1;
+  const { depth, cost } = explained || content, layers = model().n_layers;
   const strip = card.querySelector(".layers");
-  strip.replaceChildren(...Array.from({ length: layers }, (_, i) => make("i", i < explained.depth ? "run" : "")));
-  strip.setAttribute("aria-label", `${explained.depth} of ${layers} layers were run`);
+  strip.replaceChildren(...Array.from({ length: layers }, (_, i) => make("i", i < depth ? "run" : "")));
+  strip.setAttribute("aria-label", `${depth} of ${layers} layers were run`);
   const took = card.querySelector(".took");
-  took.replaceChildren("left after layer ", make("b", "", explained.depth), ` of ${layers} · `,
-    make("b", "", percent(explained.cost)), " of the full model's work · ",
+  took.replaceChildren(explained ? "left after layer " : "average layer of a token ",
+    make("b", "", +depth.toFixed(1)), ` of ${layers} · `, make("b", "", percent(cost)), " of the full model's work · ",
     make("b", "", `${(+headers.get("x-inference-time")).toFixed(1)} ms`));
-  card.querySelector(".tokens").replaceChildren(...explained.tokens.map((token, i) => tokenOf(explained, token, i)));
+  const tokens = explained ? explained.tokens.map((token, i) => tokenOf(explained, token, i)) : [];
+  card.querySelector(".tokens").replaceChildren(...tokens);
 }
 
 function answerOf(content) {
@@ -147,6 +149,7 @@ function answerOf(content) {
       const found = content.entities.map((each) => `${each.text} (${each.type})`).join(", ") || content.tags.join(" ");
       return [make("p", "", found)];
     }
+    if ("text" in content) return [make("p", "", content.text)];
     return content.best.map((each, i) => bar(each.text || "no answer", each.score, i === 0));
   }
   if (content.length === 1 && content[0].label === "value") return [make("p", "", content[0].score.toFixed(3))];
