@@ -81,6 +81,35 @@ class Clock(Record):
 
 
 @dataclass(frozen=True)
+class Load(Record):
+    """A server under one load. Latencies count from the moment a request was due."""
+
+    name: str
+    """'capacity', '80 %' of it, 'burst', 'malformed'."""
+    seconds: float
+    offered: int
+    answered: int
+    refused: int
+    """With a code from 400 to 599."""
+    throughput: float
+    """Answers per second."""
+    memory_mb: float
+    """The most that the server took."""
+    rate: float | None = None
+    """Requests per second on average; None: each client asks again when it is answered."""
+    lost: int = 0
+    """No answer at all."""
+    unanswered: int | None = None
+    """Accepted by the server, as it says itself, and never answered."""
+    wrong: int = 0
+    """Answers that differ from the model's own."""
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+    refusal_p99_ms: float | None = None
+
+
+@dataclass(frozen=True)
 class Row(Record):
     """One trained model, or one contender."""
 
@@ -109,6 +138,7 @@ class Row(Record):
     """Of training and measuring, on the machine and threads it ran with."""
     points: list[Point] = field(default_factory=list)
     clock: list[Clock] = field(default_factory=list)
+    load: list[Load] = field(default_factory=list)
     search: dict[str, Any] | None = None
     pretraining: dict[str, Any] | None = None
     rationales: dict[str, Any] | None = None

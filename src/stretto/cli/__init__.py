@@ -61,6 +61,7 @@ benches.command("engine", cls=Verb, epilog=examples(bench.ENGINE_EXAMPLES))(benc
 benches.command("decoder", cls=Verb, epilog=examples(bench.DECODER_EXAMPLES))(bench.decoder)
 benches.command("model", cls=Verb, epilog=examples(bench.MODEL_EXAMPLES))(bench.model)
 benches.command("guarantee", cls=Verb, epilog=examples(guarantee.EXAMPLES))(guarantee.guarantee)
+benches.command("server", cls=Verb, epilog=examples(bench.SERVER_EXAMPLES))(bench.server)
 benches.command("report", cls=Verb, epilog=examples(bench.REPORT_EXAMPLES))(bench.report)
 app.command("methods", cls=Verb, epilog=examples(describe.METHODS_EXAMPLES))(describe.methods)
 app.command("backbones", cls=Verb, epilog=examples(describe.BACKBONES_EXAMPLES))(describe.backbones)

@@ -1,4 +1,4 @@
-"""`stretto bench`: measure the time of engines and of models, and write the report."""
+"""`stretto bench`: measure the time of engines, models and servers, and write the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from stretto.cli.guard import data_name, output_file
-from stretto.cli.options import Delimiter, Dtype, Json, ModelFolder, Rounds, Seed, Split, Text, TextB
+from stretto.cli.options import Delimiter, Dtype, Json, Label, ModelFolder, Rounds, Seed, Split, Text, TextB
 from stretto.cli.output import STDOUT, keeping, numbers, on_terminal, open_model, say, say_cut, words, write_json
 from stretto.errors import StrettoError
 
@@ -27,6 +27,11 @@ MODEL_EXAMPLES = """
 stretto bench model reviews-model test.csv
 stretto bench model reviews-model test.csv --dials 0.1,0.3 --batch-sizes 1,64 --json bench.json
 stretto bench model reviews-model test.csv --batch-sizes 32 --sequences 512 --stream    # as for a file
+"""
+
+SERVER_EXAMPLES = """
+stretto bench server reviews-model test.csv --json server.json               # about 50 minutes, on a quiet machine
+stretto bench server reviews-model test.csv --seconds 5 --contenders stretto,wait_for_batch --lengths short
 """
 
 REPORT_EXAMPLES = """
@@ -140,6 +145,51 @@ def model(
     if json != STDOUT:
         how = "in a stream of batches" if stream else "packed"
         show_table(gain_rows(rows), GAIN_FORMATS, title=f"{loaded.method.name}: gains over the full model, {how}")
+
+
+def server(
+    model: ModelFolder,
+    data: Annotated[str, Argument(metavar="DATA", help="Labelled texts such as the server will meet.")],
+    text: Text = None,
+    label: Label = None,
+    delimiter: Delimiter = None,
+    split: Split = None,
+    dial: Annotated[float | None, Option(help="Of stretto's servers; default: the model's own.")] = None,
+    seconds: Annotated[float, Option(min=0.1, help="Of each load.")] = 60.0,
+    contenders: Annotated[
+        str, Option(help="Servers, one after the other.")
+    ] = "stretto,wait_for_batch,stretto_int8,huggingface,onnx_int8",
+    lengths: Annotated[str, Option(help="short: the texts; mixed: 1 to 16 of them joined.")] = "short,mixed",
+    threads: Annotated[int, Option(min=1, help="Cores and threads of each server; the client has another core.")] = 1,
+    malformed: Annotated[int, Option(min=0, help="Malformed requests, each to be refused (4xx).")] = 5000,
+    seed: Seed = 0,
+    json: Annotated[
+        str | None, Option(metavar="[FILE]", help="Keep results here, after every server.", callback=output_file)
+    ] = None,
+) -> None:
+    """Measure `stretto serve` under load, on this machine, against other ways to serve the same model."""
+    from stretto.bench.report.server import load_rows
+    from stretto.bench.server import Bench, bench_server
+    from stretto.cli.serve import require_server
+    from stretto.data import Columns, load
+    from stretto.view.tables import show_table
+
+    require_server()
+    loaded = open_model(model)
+    found = load(data, task=loaded.task, columns=Columns(text, label=label, delimiter=delimiter), split=split)
+    names = loaded.task.label_names
+    if dial is not None:
+        loaded.dial = float(loaded.dials_of(dial, 1)[0])
+    bench = Bench(
+        model, loaded, [each[0] for each in found.texts], [names[int(number)] for number in found.labels or []],
+        Path(data).name.partition(".")[0], seconds, threads, seed, malformed,
+    )  # fmt: skip
+    place = None if json in (None, STDOUT) else Path(str(json))
+    results = bench_server(bench, words(contenders), words(lengths), place, say)
+    if json == STDOUT:
+        write_json(json, results.to_json())
+        return
+    show_table(load_rows(results.rows))
 
 
 def report(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from stretto.bench.report import depths, drops, engine, exits, guarantees, registry, texts
+from stretto.bench.report import depths, drops, engine, exits, guarantees, registry, server, texts
 from stretto.bench.report.groups import groups_of
 from stretto.bench.report.plots import Panels, curve_panels, digest, draw, drawn_digest, exit_panels
 from stretto.bench.results import Row, load_all
@@ -57,6 +57,8 @@ class Pages:
             "decoder": partial(texts.speed_table, self.rows("decoder")),
             "translation": partial(texts.score_table, self.rows("translation")),
             "guarantee": partial(guarantees.study_table, self.rows("guarantee")),
+            "server": partial(server.summary_table, self.rows("server")),
+            "server-loads": partial(server.load_table, self.rows("server")),
             "recipes": lambda: registry.recipe_table(Suite.load(suites / "exits.yaml")),
             "methods": registry.method_table,
             "method-sections": registry.method_sections,
