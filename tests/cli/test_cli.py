@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -233,11 +234,19 @@ def test_bad_run_files(text: str, answer: str, tmp_path: Path) -> None:
     assert answer in result.stderr
 
 
-def test_two_processes_and_one_voice(encoder: Path, data: Path, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "stretto"]
-    args = ["train", data, "--model", encoder, "--output", tmp_path / "out", *QUICK]
-    done = subprocess.run([*torchrun, *map(str, args)], env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("Default dial") == 1
-    assert done.stderr.count("no --dev") == 1
+def test_two_nodes_and_one_voice(encoder: Path, data: Path, tmp_path: Path) -> None:
+    """As on two machines: an agent on each, which find each other by address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = ["--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1", "--master-port", port]
+    args = ["-m", "stretto", "train", data, "--model", encoder, "--output", tmp_path / "out", *QUICK]
+    nodes = []
+    for rank in range(2):
+        command = [sys.executable, "-m", "torch.distributed.run", *place, "--node-rank", rank, *args]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        nodes.append(subprocess.Popen(list(map(str, command)), env=ENVIRONMENT, **pipes))
+    said = [node.communicate(timeout=300) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert [stdout.count("Default dial") for stdout, _ in said] == [1, 0]
+    assert [stderr.count("no --dev") for _, stderr in said] == [1, 0]
     assert AdaptiveModel.from_pretrained(tmp_path / "out").operating_points

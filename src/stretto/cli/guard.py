@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import typer
 
 from stretto.cli.output import STDOUT, writable
 from stretto.errors import StrettoError
+from stretto.saving.files import write_errors
 
 STDIN = "-"
 MODEL, DATA = "stretto.model", "stretto.data"  # in a context: what is read
@@ -57,6 +59,15 @@ def check_inputs(ctx: typer.Context) -> None:
         check_model_name(ctx.meta[MODEL])
     if ctx.meta.get(DATA) is not None:
         check_source(ctx.meta[DATA])
+
+
+def output_place(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+    """The same for a file, or for a folder that parts are written to: its name ends in a slash."""
+    if value is None or not value.endswith(os.sep):
+        return output_file(ctx, param, value)
+    there = next(folder for folder in (Path(value), *Path(value).absolute().parents) if folder.exists())
+    with write_errors(value), tempfile.TemporaryFile(dir=there):
+        return value
 
 
 def check_outputs(ctx: typer.Context) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from stretto.cli.guard import data_name, output_file
+from stretto.cli.bulk import check_many, predict_folder
+from stretto.cli.guard import data_name, output_place
 from stretto.cli.options import (
     BatchSize,
     Delimiter,
@@ -38,19 +40,24 @@ zcat texts.jsonl.gz | stretto predict reviews-model - --probabilities | head
 echo "Jane Doe lives in Paris" | stretto predict names-model                     # tags of the words, and entities
 stretto predict answers-model questions.jsonl --output answers.jsonl             # columns question and context
 echo "Ein Haus am See." | stretto predict translation-model --num-beams 4        # text, score, average exit, cost
+stretto predict reviews-model 'data/*.parquet' --output answers/ --workers 4     # many files, a folder of parts
+stretto predict reviews-model 's3://bucket/*.jsonl.gz' --output answers/ --ray auto --format parquet
 """
 
 STDIN = "-"
 
-INPUT_HELP = "Texts: a file or a hub dataset; '-' or nothing reads lines from stdin."
-OUTPUT_HELP = "Answers: .jsonl, .json, .csv, .tsv (also .gz) or .parquet; default: JSON lines to stdout."
+INPUT_HELP = "Texts: a file, a hub dataset, or a pattern of files (with a folder as output); default: lines from stdin."
+OUTPUT_HELP = (
+    "Answers: .jsonl, .json, .csv, .tsv (also .gz) or .parquet; or a folder, FOLDER/, which can be resumed. "
+    "Default: JSON lines to stdout."
+)
 Source = Annotated[str, Argument(metavar="INPUT", help=INPUT_HELP, show_default=False, callback=data_name)]
 
 
 def predict(
     model: ModelFolder,
     source: Source = STDIN,
-    output: Annotated[str | None, Option(metavar="FILE", help=OUTPUT_HELP, callback=output_file)] = None,
+    output: Annotated[str | None, Option(metavar="FILE", help=OUTPUT_HELP, callback=output_place)] = None,
     dial: Annotated[float | None, Option(help="Trades score for cost; default: the model's own dial.")] = None,
     budget: Annotated[
         str | None, Option(metavar="NAME", help="Use a stored budget of the model instead of a dial.")
@@ -67,6 +74,13 @@ def predict(
     dtype: Dtype = "float32",
     num_beams: NumBeams = None,
     max_new_tokens: MaxNewTokens = None,
+    workers: Annotated[int | None, Option(min=1, help="Processes, each with one thread; needs a folder.")] = None,
+    ray: Annotated[
+        str | None, Option(metavar="ADDRESS", help="Workers on a Ray cluster: auto, local or HOST:PORT.")
+    ] = None,
+    format: Annotated[str, Option(help="Of the parts in a folder: jsonl, csv, parquet, jsonl.gz, …")] = "jsonl",
+    block_size: Annotated[int, Option(min=1, help="Texts of a part in a folder.")] = 10_000,
+    restart: Annotated[bool, Option("--restart", help="Discard what an earlier job has left in the folder.")] = False,
 ) -> None:
     """Answer texts, in their order.
 
@@ -78,15 +92,24 @@ def predict(
 
     if dial is not None and budget is not None:
         raise StrettoError("Expected --dial or --budget, got both. Leave one out.")
-    if output is not None:
-        check_name(Path(output), flat=True)
+    in_parts = output is not None and output.endswith(os.sep)
+    named = f"part.{format}" if in_parts else output
+    if named is not None:
+        check_name(Path(named), flat=True)
+    check_many(source, in_parts, workers, ray, split)
     loaded = open_model(model, dtype, num_beams, max_new_tokens)
-    if output is not None:
-        check_name(Path(output), flat=loaded.task.flat)
+    if named is not None:
+        check_name(Path(named), flat=loaded.task.flat)
     predictor = Predictor(loaded, dial, budget=budget, batch_size=batch_size, probabilities=probabilities)
+    columns, kept = Columns(text, text_b, delimiter=delimiter), words(keep or "")
+    if in_parts:
+        predict_folder(
+            predictor, model, source, str(output), columns=columns, keep=kept, ending=f".{format}",
+            block_size=block_size, workers=workers, ray=ray, restart=restart,
+        )  # fmt: skip
+        return
     records = read(
-        source, layout=loaded.task.form.layout, columns=Columns(text, text_b, delimiter=delimiter), split=split,
-        labelled=False, keep=words(keep or ""),
+        source, layout=loaded.task.form.layout, columns=columns, split=split, labelled=False, keep=kept
     )  # fmt: skip
     if source == STDIN and sys.stdin and sys.stdin.isatty():
         say("reading lines from the terminal; end with Ctrl-D")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stretto.data.records import Record, Records
@@ -37,18 +37,19 @@ class Predictor:
         """Of all answers so far together: the fraction of the full model's FLOPs, as `evaluate` reports it."""
         return self.flops / self.full_flops
 
-    def rows(self, records: Records) -> Iterator[list[Row]]:
+    def rows(self, records: Records | Sequence[Record]) -> Iterator[list[Row]]:
         """The rows of a few batches after the other; no more than these are in memory.
 
         Records that have come are answered before more are waited for."""
         waiting: deque[Record] = deque()
+        ready = records.ready if isinstance(records, Records) else lambda: True
 
         def texts() -> Iterator[tuple[str, ...]]:
             for record in records:
                 waiting.append(record)
                 yield record.texts
 
-        for group in self.model.stream(texts(), self.dial, self.batch_size, ready=records.ready):
+        for group in self.model.stream(texts(), self.dial, self.batch_size, ready=ready):
             self.count += len(group.answers)
             self.truncated += group.encoded.truncated
             self.flops += float(group.cost.flops.sum())
