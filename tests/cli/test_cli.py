@@ -224,8 +224,8 @@ def test_training_is_refused_before_it_begins(
         ("a: [\n", "Expected a YAML file"),
         ("model: 3\noutput: o\ndata: d\n", "Expected text for 'model', got 3"),
         ("model: m\noutput: o\ndata: d\noverwrite: 3\n", "Expected true or false for 'overwrite', got 3"),
-        ("model: m\noutput: o\ndata: d\nsede: 3\n", "Did you mean --seed?"),
-        ("model: m\noutput: o\ndata: d\nmax_steps: {a: 1}\n", "Expected a single value for --max-steps"),
+        ("model: .\noutput: o\ndata: d\nsede: 3\n", "Did you mean --seed?"),
+        ("model: .\noutput: o\ndata: d\nmax_steps: {a: 1}\n", "Expected a single value for --max-steps"),
     ],
 )
 def test_bad_run_files(text: str, answer: str, tmp_path: Path) -> None:

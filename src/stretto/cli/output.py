@@ -128,7 +128,7 @@ def open_model(
     writing = {name: value for name, value in given.items() if value is not None}
     if writing and model.task.answers != "text":
         raise StrettoError(
-            f"Expected a model that writes texts beside --{min(writing).replace('_', '-')}, got one for the task "
+            f"Expected a model that writes texts with --{min(writing).replace('_', '-')}, got one for the task "
             f"{model.task.name}. Leave it out."
         )
     model.generation.update(writing)

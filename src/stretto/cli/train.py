@@ -81,7 +81,7 @@ class TrainVerb(Verb):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args = with_json_target(args)
         if HELP & set(args):
-            args = ["--help"]  # whatever settings stand beside it
+            args = ["--help"]  # with any settings
         else:
             takes_value = {
                 flag: not getattr(option, "is_flag", False)
@@ -222,10 +222,8 @@ def train_run(run: Run, loose: dict[str, Any]) -> None:
         seed = complete["seed"]
         set_seed(seed)  # exits start from random weights
         model, train_data, dev_data, unlabelled = open_run(run, config, sizes, seed)
-        before, model.method.config = (
-            model.method.config,
-            enough_epochs(model.method.config, config, len(train_data), complete),
-        )
+        before = model.method.config
+        model.method.config = enough_epochs(before, config, len(train_data), complete)
         say_epochs(before, model.method.config, len(train_data))
         if is_main_process():
             remove_work(output, SETTINGS, work / PLAN, restart=run.restart)
@@ -275,7 +273,7 @@ def open_run(
     columns = Columns(run.text, run.text_b, run.label, run.delimiter)
     knows_task = "backbone" in run.skip
     if knows_task and run.model.startswith(SCRATCH):
-        raise StrettoError(f"Expected a trained model beside --skip backbone, got {run.model}. Leave out --skip.")
+        raise StrettoError(f"Expected a trained model with --skip backbone, got {run.model}. Leave out --skip.")
 
     def open_model(task: Task | None = None) -> AdaptiveModel:
         with without_panics():
@@ -292,7 +290,7 @@ def open_run(
     task_class = type(known.task) if known else TASKS[run.task or DEFAULT_TASK]
     if run.model.startswith(SCRATCH) and task_class.answers != "text":
         raise StrettoError(
-            f"Expected --task seq2seq beside --model {run.model}, got {task_class.name}. Add it, or name an encoder."
+            f"Expected --task seq2seq with --model {run.model}, got {task_class.name}. Add it, or name an encoder."
         )
     settings = {} if run.stride is None else {"stride": run.stride}
     if settings and (known or "stride" not in inspect.signature(task_class).parameters):
