@@ -12,7 +12,7 @@ import pytest
 from commands import ENVIRONMENT, run
 
 from stretto.cli import app, benches
-from stretto.cli.guard import output_file
+from stretto.cli.guard import output_file, output_place
 
 #: Every option that writes a file, by verb; DATA is read, OUT is written.
 WRITERS = [
@@ -30,6 +30,8 @@ WRITERS = [
     "rationales MODEL DATA --json OUT",
     "rationales MODEL DATA --plot OUT",
     "bench model MODEL DATA --json OUT",
+    "bench server MODEL DATA --json OUT",
+    "bench guarantee MODEL DATA --json OUT",
     "pretrain DATA new --vocab-size 100 --json OUT",
     "methods DATA --json OUT",
     "compare DATA --results OUT",
@@ -70,7 +72,7 @@ def test_every_option_that_writes_is_in_the_table() -> None:
     for verb, function in verbs.items():
         for name, kind in get_type_hints(function, include_extras=True).items():
             for option in getattr(kind, "__metadata__", ()):
-                if option.callback is output_file:
+                if option.callback in (output_file, output_place):
                     found.add((verb, f"--{name}"))
                 elif (verb, f"--{name}") not in READ_ALONE:
                     assert option.metavar not in ("FILE", "[FILE]"), f"{verb} --{name} is not guarded"

@@ -74,7 +74,9 @@ def check_outputs(ctx: typer.Context) -> None:
     """Refuse to write to what is read, into the files of a folder that is read, or twice to one file."""
     written: dict[str, tuple[str, str]] = ctx.meta.get(OUTPUTS, {})
     outputs = {flag: Path(value) for flag, value in written.values()}
-    others = [str(v) for name, v in ctx.params.items() if isinstance(v, (str, Path)) and name not in written]
+    given = [value for name, value in ctx.params.items() if name not in written]
+    flat = [each for value in given for each in (value if isinstance(value, (list, tuple)) else [value])]
+    others = [str(each) for each in flat if isinstance(each, (str, Path))]
     for flag, path in outputs.items():
         for other in others:
             if is_same(path, other):
