@@ -32,7 +32,7 @@ from stretto.engine.written import TextTrace
 from stretto.errors import StrettoError
 from stretto.methods import METHODS
 from stretto.methods.saliency import saliency
-from stretto.model import AdaptiveModel, make_config
+from stretto.model import AdaptiveModel
 from stretto.saving.files import replacing_folder, write_json
 from stretto.saving.folder import load_tokenizer, quiet_transformers
 from stretto.saving.points import OperatingPoint
@@ -43,7 +43,7 @@ from stretto.tasks import TASKS
 from stretto.training import SCRATCH
 from stretto.training.pretraining import SUMMARY
 from stretto.training.run import train
-from stretto.training.scratch import ScratchConfig, from_nothing
+from stretto.training.scratch import fresh_model
 from stretto.view.rationales import agreement, load_rationales
 
 #: Bins of the histogram of tokens that are left in the last layer run.
@@ -158,11 +158,10 @@ class Bench:
             return AdaptiveModel.from_pretrained(
                 self.encoder(recipe.layers), recipe.method, task=task, max_length=spec.max_length, **recipe.settings
             )
-        sizes = ScratchConfig(**self.suite.sizes | recipe.sizes)
-        made, tokenizer = from_nothing(self.model, sizes, data, self.seed)
-        method = METHODS[recipe.method]
-        config = make_config(method, recipe.settings)
-        return AdaptiveModel.put_together(made, tokenizer, method, config, task, max_length=spec.max_length)
+        sizes = {**self.suite.sizes, **recipe.sizes}
+        return fresh_model(
+            self.model, sizes, data, task, recipe.method, recipe.settings, self.seed, max_length=spec.max_length
+        )
 
     def encoder(self, layers: int | None) -> str:
         """The encoder, or a folder with its first layers."""

@@ -314,23 +314,13 @@ def open_run(
         return known, train_data, dev_data, texts
     task = task_class.posed_by(train_data, **settings)
     if run.model.startswith(SCRATCH):
-        return from_scratch(run, config, sizes, task, train_data, seed), train_data, dev_data, texts
+        from stretto.training.scratch import fresh_model
+
+        model = fresh_model(
+            run.model, sizes, train_data, task, run.method, config, seed, dtype=run.dtype, max_length=run.max_length
+        )
+        return model, train_data, dev_data, texts
     return open_model(task=task), train_data, dev_data, texts
-
-
-def from_scratch(
-    run: Run, config: dict[str, Any], sizes: dict[str, Any], task: Task, data: Dataset, seed: int
-) -> AdaptiveModel:
-    """A random model for the texts of the training data."""
-    from stretto.methods import METHODS
-    from stretto.model import AdaptiveModel, make_config
-    from stretto.training.scratch import ScratchConfig, from_nothing
-
-    encoder, tokenizer = from_nothing(run.model, ScratchConfig(**sizes), data, seed)
-    method = METHODS[run.method]
-    return AdaptiveModel.put_together(
-        encoder, tokenizer, method, make_config(method, config), task, run.dtype, run.max_length
-    )
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:

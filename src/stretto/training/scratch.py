@@ -5,7 +5,7 @@ Both are Hugging Face's: saved, `AutoModelForSeq2SeqLM` and `AutoTokenizer` load
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,10 @@ from transformers import PreTrainedTokenizerFast, set_seed
 
 from stretto.data import Dataset
 from stretto.errors import Registry, StrettoError
+from stretto.methods import METHODS
 from stretto.methods.settings import Settings, Share, Size
+from stretto.model import AdaptiveModel, make_config
+from stretto.tasks import Task
 from stretto.training import SCRATCH
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
@@ -108,3 +111,13 @@ def from_nothing(name: str, config: ScratchConfig, data: Dataset, seed: int) -> 
     set_seed(seed)
     model = transformers.AutoModelForSeq2SeqLM.from_config(make(config, tokenizer, kind), attn_implementation="sdpa")
     return model, tokenizer
+
+
+def fresh_model(
+    name: str, sizes: Mapping[str, Any], data: Dataset, task: Task, method: str, settings: dict[str, Any], seed: int,
+    *, dtype: str = "float32", max_length: int | None = None,
+) -> AdaptiveModel:  # fmt: skip
+    """A model from nothing (see `from_nothing`) with a fresh method."""
+    encoder, tokenizer = from_nothing(name, ScratchConfig(**sizes), data, seed)
+    kind = METHODS[method]
+    return AdaptiveModel.put_together(encoder, tokenizer, kind, make_config(kind, settings), task, dtype, max_length)
