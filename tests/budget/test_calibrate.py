@@ -137,6 +137,7 @@ def test_a_guarantee_is_the_cheapest_dial_before_the_first_failure(with_labels: 
     assert (point.certificate.risk, point.certificate.confidence, point.certificate.seed) == (
         pytest.approx(0.15), 0.8, 3,
     )  # fmt: skip
+    assert {"stretto", "torch", "mapie"} <= set(point.certificate.versions)
     assert (point.n, point.data, point.dtype) == (120, dataset_digest(data), "float32")
     assert point.name == ("loss-15" if with_labels else "agreement-0.85")
     assert math.isnan(point.score) != with_labels

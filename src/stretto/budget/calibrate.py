@@ -184,7 +184,7 @@ class Guarantee(Goal):
             raise self.too_little(risk, tests, len(material.data))
         certificate = Certificate(
             self.loss(material), self.allowed, self.confidence, tests[cheapest].loss,
-            tuple((test.dial, test.p_value) for test in tests), material.seed, versions(),
+            tuple((test.dial, test.p_value) for test in tests), material.seed, versions("mapie"),
         )  # fmt: skip
         return dataclasses.replace(points[cheapest], certificate=certificate)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import stretto
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of stretto, Python and the packages that compute; None if not installed."""
+def versions(*more: str) -> dict[str, str | None]:
+    """Versions of stretto, Python and the packages that compute, and of `more` packages; None if not installed."""
     found: dict[str, str | None] = {"stretto": stretto.__version__, "python": platform.python_version()}
-    for package in ("torch", "transformers", "onnxruntime"):
+    for package in ("torch", "transformers", "onnxruntime", *more):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
