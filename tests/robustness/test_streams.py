@@ -85,11 +85,11 @@ def test_a_closed_stdin_that_is_not_read(shared: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&-", "<&- >&- 2>&-"])
 def test_a_shell_that_closes_streams(closed: str, shared: Path) -> None:
     """Python itself starts with the streams closed."""
-    script = f"{sys.executable} -m stretto backbones {closed}"
+    script = f"{sys.executable} -m stretto --help {closed}"
     done = subprocess.run(["bash", "-c", script], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == (1 if ">&- " in f"{closed} ".replace("2>&-", "") else 0)
     assert "Traceback" not in done.stderr
-    assert ("bert" in done.stdout) == (done.returncode == 0)
+    assert ("Usage" in done.stdout) == (done.returncode == 0)
 
 
 # ---- names -------------------------------------------------------------------------------------------------
