@@ -156,7 +156,7 @@ def test_what_is_refused(encoder: Path, names: Path, questions: Path, data: Path
     start = ["--model", encoder, "--output", tmp_path / "out"]
     for args, answer in (
         (
-            ["train", names, "--task", "tokens", *start],
+            ["train", names, "--task", "tokens", "--method", "deebert", *start],
             "(classification), got tokens. Methods that can do it: full",
         ),
         (["train", names, "--task", "tags", *start], "Expected a task among classification, regression, tokens"),

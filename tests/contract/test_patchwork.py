@@ -126,7 +126,7 @@ def test_a_replay_equals_the_run() -> None:
 def test_training_reads_what_the_head_reads() -> None:
     backbone, method = tiny_backbone("patchwork"), deebert()
     model: Any = nn.Module()
-    model.encoder, model.method = backbone.model, method
+    model.encoder, model.method, model.task = backbone.model, method, Classification(["a", "b", "c"])
     model.backbone, model.reference = backbone, ReferenceEngine(backbone)
     read = Learner(model, model.method.finetuning()).read(batch(), Targets(torch.zeros(len(LENGTHS))))
     torch.testing.assert_close(read.logits[-1], own_forward(batch()).logits, atol=1e-5, rtol=1e-5)

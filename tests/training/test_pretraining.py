@@ -286,7 +286,7 @@ def test_ctrl_c_is_answered_with_how_to_go_on(tmp_path: Path, monkeypatch: pytes
         ("rows.jsonl", jsonl({"body": "a b"}), ["--vocab-size", 60, "--text", "txt"], "expected a column 'txt'"),
         ("some.txt", "a b\nc d\n", [], "Expected either --tokenizer or --vocab-size, got neither"),
         ("some.txt", "a b\nc d\n", ["--tokenizer", "PLAIN"], "with a mask token and a padding token, got one without"),
-        ("some.txt", "a b\nc d\n", ["--tokenizer", "nowhere"], "Expected a readable tokenizer in"),
+        ("some.txt", "a b\nc d\n", ["--tokenizer", "nowhere"], "got 'nowhere', which is neither a folder here"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--num-hidden-groups", 50], "Expected num_hidden_groups"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--no-gates", "--no-revpc"], "with --no-gates, got revpc"),
         ("some.txt", "a b\nc d\n", ["--vocab-size", 60, "--static-layers", 9], "Expected static_layers between 1"),

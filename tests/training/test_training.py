@@ -72,7 +72,7 @@ def test_operating_points_are_those_of_the_saved_weights(method: str, tmp_path: 
     dev = tiny_reviews(48, seed=1)
     model = train(learner(method), tiny_reviews(64), dev, tmp_path / "out", **QUICK)
     again = sweep(AdaptiveModel.from_pretrained(tmp_path / "out"), dev, progress=False)
-    assert again == model.operating_points
+    assert again == [dataclasses.replace(point, needs=None) for point in model.operating_points]
 
 
 @pytest.mark.parametrize("method", ["pabee", "lte", "alberta"])
@@ -288,7 +288,7 @@ def test_bad_arguments_and_data(tmp_path: Path) -> None:
     (taken / "thesis.txt").write_text("mine")
     with pytest.raises(StrettoError, match="an empty folder or an earlier stretto model"):
         train(learner(), data, data, taken)
-    with pytest.raises(StrettoError, match="by attention or at random to train with, got saliency"):
+    with pytest.raises(StrettoError, match=r"to train with \(.*predictor, random\), got saliency"):
         train(learner("constant_ratio", select="saliency"), data, data, tmp_path / "out")
     assert not list(tmp_path.glob("*.work"))
 

@@ -90,7 +90,7 @@ class Request:
     """On the monotonic clock."""
     expected: float
     """The part of the full model's work that its sequences will take."""
-    arrived: float = field(default_factory=time.monotonic)
+    arrived: float
     entered: float = 0.0
     future: Future[Answer] = field(default_factory=Future)
     logits: dict[int, Any] = field(default_factory=dict)
@@ -145,7 +145,8 @@ class Scheduler:
 
     def submit(self, features: Sequence[Feature], dial: float, seconds: float) -> Future[Answer]:
         """Let the sequences of one request wait. `seconds` is how long an answer is of use."""
-        request = Request(features, dial, time.monotonic() + seconds, self.expected(dial))
+        now = time.monotonic()
+        request = Request(features, dial, now + seconds, self.expected(dial), arrived=now)
         with self._changed:
             if self._stopping:
                 raise Stopping

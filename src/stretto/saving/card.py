@@ -26,7 +26,8 @@ def model_card(folder: Folder, config: Any, task: Task) -> str:
         if points
         else "No operating points have been measured yet."
     )
-    dial = getattr(METHODS[folder.method], "dial", None)  # that of some methods depends on the model
+    # The dial of some methods depends on the model; a method of somebody's own need not be in the registry.
+    dial = getattr(METHODS[folder.method], "dial", None) if folder.method in METHODS else None
     dtype = next((point.dtype for point in folder.points if point.dial == folder.dial), "float32")
     promised = promise_at(folder.points, folder.dial, dtype, off=dial.off if dial else None)
     promised += "" if dtype == "float32" else f", in {dtype}"
