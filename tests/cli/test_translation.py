@@ -86,7 +86,7 @@ def test_flags_of_texts_are_refused_elsewhere(model: Path, pairs: Path, tmp_path
 def test_bench_decoder_measures_all_contenders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stretto.bench.decoder.NEW", 3)
     said: list[str] = []
-    settings: dict[str, Any] = {"shapes": ["tiny"], "rounds": 1, "threads": 1, "progress": False, "say": said.append}
+    settings: dict[str, Any] = {"shapes": ["tiny"], "rounds": 3, "threads": 1, "progress": False, "say": said.append}
     monkeypatch.setattr("stretto.bench.decoder.is_installed", lambda: False)
     results = bench_decoder(tmp_path / "decoder.json", batches=[4], **settings)
     assert "not installed" in said[0]

@@ -104,7 +104,7 @@ def bench_decoder(
     if not is_installed():
         say(MISSING)
     results = Results.start(SUITE, output)
-    check_same_run(results, seed, rounds, threads)
+    check_same_run(results, seed, threads, lambda row: rounds)
     measured = {
         (row.model, clock.batch, clock.dtype) for row in results.rows for clock in row.clock if row.name == FULL
     }

@@ -71,7 +71,7 @@ def bench_engine(
     if onnx:
         require_onnx()
     results = Results.start(SUITE, output)
-    check_same_run(results, seed, rounds, threads)
+    check_same_run(results, seed, threads, lambda row: rounds_for(row.set, rounds))
     todo = [
         (shape, mix, batch, missing)
         for shape, mix, batch in itertools.product(shapes, mixes, batches)
@@ -109,11 +109,11 @@ def add(results: Results, row: Row) -> None:
     results.rows.append(row)
 
 
-def check_same_run(results: Results, seed: int, rounds: int, threads: int) -> None:
+def check_same_run(results: Results, seed: int, threads: int, rounds_of: Callable[[Row], int]) -> None:
     """Refuse to mix figures of other settings, versions or machines in one file."""
     for row in results.rows:
         wanted = {
-            "seed": seed, "rounds": rounds_for(row.set, rounds), "threads": threads, "cpu": cpu_name(),
+            "seed": seed, "rounds": rounds_of(row), "threads": threads, "cpu": cpu_name(),
             "versions": known_versions(),
         }  # fmt: skip
         for clock in row.clock:
