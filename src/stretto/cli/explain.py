@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -43,14 +44,20 @@ def explain_translation(
 ) -> None:
     from stretto.view.explain_text import explain_text, show_text_explanation, text_page
 
-    explanation = explain_text(model, text, dial)
+    report(explain_text(model, text, dial), show_text_explanation, text_page, html, json)
+
+
+def report(
+    explanation: Any, show: Callable[[Any], None], page: Callable[[Any], str], html: str | None, json: str | None
+) -> None:
+    """Show an explanation in the terminal, or write it where the options say."""
     if explanation.not_shown:
         say(explanation.not_shown)
     if json != STDOUT:
-        show_text_explanation(explanation)
+        show(explanation)
     write_json(json, explanation.to_json())
     if html is not None:
-        write_text(html, text_page(explanation))
+        write_text(html, page(explanation))
         say(f"wrote {html}")
 
 
@@ -81,11 +88,4 @@ def explain(
         explain_translation(loaded, text if text_b is None else (text, text_b), dial, html, json)
         return
     explanation = run_explain(loaded, text if text_b is None else (text, text_b), dial)
-    if explanation.not_shown:
-        say(explanation.not_shown)
-    if json != STDOUT:
-        show_explanation(explanation)
-    write_json(json, explanation.to_json())
-    if html is not None:
-        write_text(html, explanation_page(explanation))
-        say(f"wrote {html}")
+    report(explanation, show_explanation, explanation_page, html, json)

@@ -345,7 +345,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def show_result(run: Run, model: AdaptiveModel, dev: Dataset) -> None:
-    """The operating points, what to do next, and three lines for whoever has no time for them."""
+    """The operating points, what to do next, and a summary of three lines."""
     from stretto.budget.choose import how_chosen
     from stretto.saving.points import relied_on
     from stretto.view.tables import show_table

@@ -148,7 +148,7 @@ def run_job(
     job: Job, model: AdaptiveModel, answering: Answering, *, restart: bool = False,
     after: Callable[[Done], None] = lambda done: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Answer what is not answered yet; the manifest. `after` is told of every block that has been answered now."""
+    """Answer the blocks that are not answered yet, and return the manifest. `after` is called with each new block."""
     output, plan = Path(job.output), job.plan(model)
     with locked(output):
         if restart:

@@ -7,7 +7,7 @@ Per sentence and block, in multiply-adds (d hidden size, w width of all heads, f
     + source · 2 d w                   keys and values of the source, once
     + 2 w (pairs + tokens · n_source)  scores and weighted sums, own and to the source
 
-and the output head, d V for every state it read, whoever asked. Deciders add theirs. FLOPs are twice the multiply-adds.
+and the output head, d V for every state it read. Deciders add theirs. FLOPs are twice the multiply-adds.
 """
 
 from __future__ import annotations
