@@ -33,8 +33,8 @@ AVERAGE_COST = 0.6
 class Pace:
     """Seconds of processor time of one set and encoder."""
 
-    step: float
-    """A training step of 32 examples."""
+    lesson: float
+    """Training on one example."""
     text: float
     """A full pass over one example, without gradients."""
     shape: Shape
@@ -59,7 +59,7 @@ def pace(bench: Bench) -> Pace:
 
     step()
     backbone = model.backbone
-    return Pace(spent(step), text, Shape(backbone.d, backbone.n_layers, backbone.n_labels))
+    return Pace(spent(step) / BATCH, text, Shape(backbone.d, backbone.n_layers, backbone.n_labels))
 
 
 def spent(step: Any) -> float:
@@ -106,8 +106,8 @@ def stage_seconds(stage: Any, config: Any, examples: int, pace: Pace) -> float:
     if not stage.trains_backbone and not stage.decides:
         return examples * pace.text  # its states are recorded once
     sandwich = 1 + 1 + getattr(config, "random_models", 0) if stage.decides and hasattr(config, "random_models") else 1
-    step = pace.step if stage.trains_backbone else BATCH * pace.text
-    return stage.epochs * examples / BATCH * step * sandwich
+    each = pace.lesson if stage.trains_backbone else pace.text
+    return stage.epochs * examples * each * sandwich
 
 
 def plan_rows(benches: Sequence[tuple[Bench, Sequence[str]]]) -> list[dict[str, Any]]:

@@ -126,6 +126,8 @@ class Row(Record):
     metric: str | None = None
     epochs: float | None = None
     """Of fine-tuning; those of other stages are in `settings`."""
+    batch: int = 32
+    """Examples of a training step."""
     layers: int | None = None
     """Of the encoder, where only its first ones were taken."""
     sizes: dict[str, Any] = field(default_factory=dict)

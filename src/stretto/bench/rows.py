@@ -147,7 +147,7 @@ class Bench:
         train(
             model, self.parts["train"], self.parts["dev"], self.folder / row, skip=recipe.skip, guarantee=False,
             progress=False, seed=self.seed, bf16=spec.bf16 and has_bf16(), attention_dropout=spec.attention_dropout,
-            per_device_train_batch_size=BATCH // spec.accumulate, gradient_accumulation_steps=spec.accumulate,
+            per_device_train_batch_size=spec.batch // spec.accumulate, gradient_accumulation_steps=spec.accumulate,
         )  # fmt: skip
 
     def untrained(self, recipe: Recipe) -> AdaptiveModel:
@@ -196,7 +196,8 @@ class Bench:
         summary = Path(self.places.encoder(self.model)) / SUMMARY
         made = Row(
             **self.identity(row, recipe.method), settings=plain(recipe.settings), epochs=self.spec.epochs,
-            layers=recipe.layers, sizes={**self.suite.sizes, **recipe.sizes}, points=points, search=found,
+            batch=self.spec.batch, layers=recipe.layers, sizes={**self.suite.sizes, **recipe.sizes}, points=points,
+            search=found,
             pretraining=json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else None,
             rationales=self.rationales(model, marked) if self.set in marked.get("sets", []) else None,
             answers={"dial": dial, **histograms(answers, model.backbone.n_layers)},

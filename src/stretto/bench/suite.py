@@ -78,8 +78,10 @@ class SetSpec(Record):
     """Train under bfloat16 autocast where the processor computes in it; everything is measured in float32."""
     attention_dropout: float | None = None
     """While training; default: the encoder's own."""
+    batch: int = 32
+    """Examples of a training step."""
     accumulate: int = 1
-    """Parts a training batch of 32 is computed in: long texts need the memory."""
+    """Parts a training batch is computed in: long texts need the memory."""
     rows: list[str] | None = None
     """Default: all rows of the suite that are for the task."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)

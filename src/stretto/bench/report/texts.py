@@ -10,9 +10,6 @@ from stretto.bench.report.groups import NOT_MEASURED
 from stretto.bench.results import CT2, FULL, HF, Clock, Row
 from stretto.view.tables import markdown_table
 
-#: Examples of a training step, as `stretto compare` takes them.
-STEP = 32
-
 
 def decoder_table(rows: Sequence[Row]) -> list[dict[str, str]]:
     """One line per measured cell, ready to print. × columns: how many times faster than that baseline."""
@@ -73,7 +70,7 @@ def speed_table(rows: Sequence[Row]) -> str:
 def steps_of(row: Row) -> int:
     """Training steps of the row's own: of its model, or of its mechanism on the weights of another row."""
     epochs = row.settings.get("num_train_epochs", row.settings.get("exit_epochs", 0))
-    return round(epochs * math.ceil((row.n_train or 0) / STEP))
+    return round(epochs * math.ceil((row.n_train or 0) / row.batch))
 
 
 def score_table(rows: Sequence[Row]) -> str:
@@ -98,7 +95,7 @@ def score_table(rows: Sequence[Row]) -> str:
         return NOT_MEASURED
     row = rows[0]
     note = (
-        f"{row.n_train} training and {row.n_test} test pairs; a step is {STEP} pairs. Cost is a fraction of the same "
-        "model with the dial off. Reproduce: `stretto compare benchmarks/suites/translation.yaml`."
+        f"{row.n_train} training and {row.n_test} test pairs; a step is {row.batch} pairs. Cost is a fraction of the "
+        "same model with the dial off. Reproduce: `stretto compare benchmarks/suites/translation.yaml`."
     )
     return f"{markdown_table(lines)}\n\n{note}"
