@@ -28,8 +28,8 @@ def model() -> Any:
     return made
 
 
-def features(model: Any, *texts: str) -> Any:
-    return model.encode([(text,) for text in texts]).features
+def encoded(model: Any, *texts: str) -> Any:
+    return model.encode([(text,) for text in texts])
 
 
 def text_of(tokens: int) -> str:
@@ -55,11 +55,11 @@ def test_many_threads_get_their_own_answers(model: Any) -> None:
         for _ in range(12):
             texts = [" ".join(dice.choices(WORDS, k=dice.randint(1, 20))) for _ in range(dice.randint(1, 3))]
             dial = dice.choice([OFF, 0.97, FIRST])
-            answer = loop.submit(features(model, *texts), dial, 60.0).result(60)
+            answer = loop.submit(encoded(model, *texts), dial, 60.0).result(60)
             alone = model.predict(texts, dial)
-            found = model.task.decode(answer.logits)
-            same = [abs(a.score - b.score) < 1e-5 and a.label == b.label for a, b in zip(found, alone, strict=True)]
-            if not all(same) or answer.trace.depth.tolist() != [each.depth for each in alone]:
+            pairs = list(zip(answer.predictions, alone, strict=True))
+            same = [abs(a.score - b.score) < 1e-5 and (a.label, a.depth) == (b.label, b.depth) for a, b in pairs]
+            if not all(same):
                 wrong.append(f"{texts} at {dial}")
 
     clients = [threading.Thread(target=client, args=(seed,)) for seed in range(4)]
@@ -73,31 +73,31 @@ def test_many_threads_get_their_own_answers(model: Any) -> None:
 
 def test_easy_requests_do_not_wait_for_hard_ones(model: Any) -> None:
     loop = Scheduler(model, Limits())
-    hard = loop.submit(features(model, "a bad film"), OFF, 60.0)
+    hard = loop.submit(encoded(model, "a bad film"), OFF, 60.0)
     loop.turn()
-    easy = loop.submit(features(model, "a good film"), FIRST, 60.0)  # let in between two layers
+    easy = loop.submit(encoded(model, "a good film"), FIRST, 60.0)  # let in between two layers
     assert turn_until(loop, easy) <= 2 and not hard.done()
     turn_until(loop, hard)
-    assert easy.result().trace.depth.tolist() == [1] and hard.result().trace.depth.tolist() == [4]
+    assert [each.result().predictions[0].depth for each in (easy, hard)] == [1, 4]
 
 
 def test_long_texts_are_passed_over_but_not_for_ever(model: Any) -> None:
     """A stream of short texts, one more with every turn: each costs less than the long one that waits inside."""
     loop = Scheduler(model, Limits())
-    long = loop.submit(features(model, text_of(60)), OFF, 60.0)
+    long = loop.submit(encoded(model, text_of(60)), OFF, 60.0)
     loop.turn()
     short = []
     while not long.done() and len(short) < 400:
-        short.append(loop.submit(features(model, text_of(4)), OFF, 60.0))
+        short.append(loop.submit(encoded(model, text_of(4)), OFF, 60.0))
         loop.turn()
     assert long.done() and short[0].done()
 
 
 def test_waiting_for_the_batch_answers_together(model: Any) -> None:
     loop = Scheduler(model, Limits(wait_for_batch=True))
-    hard, easy = (loop.submit(features(model, "a film"), dial, 60.0) for dial in (OFF, FIRST))
+    hard, easy = (loop.submit(encoded(model, "a film"), dial, 60.0) for dial in (OFF, FIRST))
     loop.turn()
-    late = loop.submit(features(model, "a film"), FIRST, 60.0)
+    late = loop.submit(encoded(model, "a film"), FIRST, 60.0)
     for _ in range(2):
         loop.turn()
     assert not hard.done() and not easy.done() and loop.waiting == 1
@@ -110,30 +110,45 @@ def test_short_work_goes_first_and_age_counts(model: Any, monkeypatch: pytest.Mo
     now = 100.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     loop = Scheduler(model, Limits(live_tokens=42, wait_for_batch=True))
-    long = loop.submit(features(model, text_of(40)), OFF, 60.0)
-    short = loop.submit(features(model, text_of(4)), OFF, 60.0)
+    long = loop.submit(encoded(model, text_of(40)), OFF, 60.0)
+    short = loop.submit(encoded(model, text_of(4)), OFF, 60.0)
     turn_until(loop, short)
     assert not long.done(), "the shorter one is first"
 
     now += 40 / AGING  # enough to make up for 40 tokens
-    later = loop.submit(features(model, text_of(4)), OFF, 60.0)
+    later = loop.submit(encoded(model, text_of(4)), OFF, 60.0)
     turn_until(loop, long)
     assert not later.done(), "the longer one has waited long enough"
 
 
+def test_nothing_starves_in_the_queue(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short texts arrive faster than they are answered; the long one needs all the room."""
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    loop = Scheduler(model, Limits(live_tokens=40))
+    long = loop.submit(encoded(model, text_of(40)), OFF, 60.0)
+    turns, short = 0, []
+    while not long.done() and turns < 400:
+        short += [loop.submit(encoded(model, text_of(4)), OFF, 60.0) for _ in range(4)]
+        loop.turn()
+        now, turns = now + 0.001, turns + 1
+    assert long.done() and loop.waiting, "it was answered while short ones were waiting"
+    assert short[0].done()
+
+
 def test_a_text_longer_than_the_budget_goes_in_alone(model: Any) -> None:
     loop = Scheduler(model, Limits(live_tokens=8))
-    long, short = (loop.submit(features(model, text_of(tokens)), OFF, 60.0) for tokens in (30, 4))
+    long, short = (loop.submit(encoded(model, text_of(tokens)), OFF, 60.0) for tokens in (30, 4))
     turn_until(loop, long, short)
 
 
 def test_a_full_queue_refuses_and_forgets_who_has_left(model: Any) -> None:
     loop = Scheduler(model, Limits(queue=3))
-    waiting = [loop.submit(features(model, "a film"), OFF, 60.0) for _ in range(3)]
+    waiting = [loop.submit(encoded(model, "a film"), OFF, 60.0) for _ in range(3)]
     with pytest.raises(QueueFull):
-        loop.submit(features(model, "a film"), OFF, 60.0)
+        loop.submit(encoded(model, "a film"), OFF, 60.0)
     waiting[1].cancel()
-    last = loop.submit(features(model, "a film"), OFF, 60.0)
+    last = loop.submit(encoded(model, "a film"), OFF, 60.0)
     turn_until(loop, waiting[0], waiting[2], last)
 
 
@@ -141,7 +156,7 @@ def test_who_left_or_waits_too_long_is_dropped(model: Any, monkeypatch: pytest.M
     now = 100.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     loop = Scheduler(model, Limits())
-    gone, slow, kept = (loop.submit(features(model, "a film"), OFF, seconds) for seconds in (60.0, 1.0, 60.0))
+    gone, slow, kept = (loop.submit(encoded(model, "a film"), OFF, seconds) for seconds in (60.0, 1.0, 60.0))
     loop.turn()
     assert loop.live == 3
     gone.cancel()
@@ -155,25 +170,50 @@ def test_who_left_or_waits_too_long_is_dropped(model: Any, monkeypatch: pytest.M
 
 def test_an_engine_error_fails_what_was_inside_and_nothing_else(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Scheduler(model, Limits())
-    first = loop.submit(features(model, "a film"), OFF, 60.0)
+    first = loop.submit(encoded(model, "a film"), OFF, 60.0)
     with monkeypatch.context() as broken:
         broken.setattr(model.method, "decide", lambda state: 1 / 0)
         loop.turn()
     with pytest.raises(ZeroDivisionError):
         first.result(0)
-    second = loop.submit(features(model, "a film"), OFF, 60.0)
+    second = loop.submit(encoded(model, "a film"), OFF, 60.0)
     turn_until(loop, second)
     assert torch.isfinite(second.result().logits[0]).all()
 
 
+def test_an_answer_that_cannot_be_decoded_fails_alone(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Scheduler(model, Limits())
+    good, bad, other = (loop.submit(encoded(model, text), OFF, 60.0) for text in ("a film", "a plot", "a story"))
+    decode = model.decode
+
+    def picky(given: Any, *rest: Any) -> Any:
+        if ("a plot",) in given.texts:
+            raise ArithmeticError
+        return decode(given, *rest)
+
+    monkeypatch.setattr(model, "decode", picky)
+    turn_until(loop, good, bad, other)
+    assert isinstance(bad.exception(), ArithmeticError)
+    assert [each.result().predictions for each in (good, other)] == [[each] for each in model.predict(
+        ["a film", "a story"], OFF)]  # fmt: skip
+
+
+def test_waiting_for_the_batch_does_not_wait_for_who_has_left(model: Any) -> None:
+    loop = Scheduler(model, Limits(wait_for_batch=True))
+    hard, easy = (loop.submit(encoded(model, "a film"), dial, 60.0) for dial in (OFF, FIRST))
+    loop.turn()
+    hard.cancel()
+    turn_until(loop, easy, most=2)
+
+
 def test_stopping_answers_what_was_accepted(model: Any) -> None:
     loop = Scheduler(model, Limits())
-    futures = [loop.submit(features(model, "a film"), OFF, 60.0) for _ in range(20)]
+    futures = [loop.submit(encoded(model, "a film"), OFF, 60.0) for _ in range(20)]
     called = loop.call(lambda: "done")
     loop.start()
     loop.stop()
     assert all(future.done() and not future.exception() for future in futures) and called.result() == "done"
     with pytest.raises(Stopping):
-        loop.submit(features(model, "a film"), OFF, 60.0)
+        loop.submit(encoded(model, "a film"), OFF, 60.0)
     with pytest.raises(Stopping):
         loop.call(lambda: None)

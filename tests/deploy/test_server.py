@@ -171,7 +171,8 @@ def test_full_queue_and_stopping() -> None:
         server = client.app.state.server  # type: ignore[attr-defined]
         waiting = []
         for served in server.served.values():  # loops that are busy
-            served.scheduler._admit, one = list, [{"input_ids": [2, 3], "attention_mask": [1, 1]}]
+            task, text = served.model.task, ("a", "a") if served.name == "questions" else "a"
+            served.scheduler._admit, one = list, served.encode([task.check_input(text)], left=False)
             waiting.append(served.scheduler.submit(one, served.model.method.dial.off, 60.0))
             full = client.post("/predict", json={"inputs": "a film"})
             assert full.status_code == 429 and full.headers["retry-after"] == "1"

@@ -9,7 +9,8 @@
 Each runs alone, as a process of its own on its own cores; the client has another core. Capacity is what it answers to
 32 clients that ask again at once. Then requests come at random moments, on average at 50, 80 and 120 % of the capacity,
 and in a burst of ten times the capacity. `wait_for_batch` gets the rates of `stretto`, all others those of their own
-capacity. A contender on one kind of lengths is a row of the results.
+capacity. A contender on one kind of lengths is a row of the results. It is written when it is measured; a run with the
+same file resumes.
 """
 
 from __future__ import annotations
@@ -28,15 +29,19 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from stretto.bench.engine import known_versions
 from stretto.bench.load import Client, Measured, Question, post
 from stretto.bench.malformed import malformed
+from stretto.bench.report.server import at
 from stretto.bench.results import Load, Point, Results, Row, now
 from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
+from stretto.saving.digests import weights_digest
+from stretto.saving.same_run import check_same
 from stretto.saving.versions import cpu_name
 
 SUITE = "server"
@@ -66,6 +71,21 @@ class Bench:
     seed: int = 0
     malformed: int = 5000
 
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """What must be the same for all rows of a file."""
+        return {
+            "seconds": self.seconds, "threads": self.threads, "clients": CLIENTS, "dial": self.model.dial,
+            "weights": weights_digest(self.model), "texts": len(self.texts),
+        }  # fmt: skip
+
+    @property
+    def model_name(self) -> str:
+        return str(self.model.encoder.config.model_type)
+
+    def set_of(self, lengths: str) -> str:
+        return f"{self.set}, {lengths}"
+
     def questions(self, lengths: str, name: str) -> list[Question]:
         """Requests: the texts themselves, or 1 to 16 of them joined, short ones more often."""
         dice, texts, gold = random.Random(f"{self.seed}/{lengths}"), list(self.texts), list[str | None](self.labels)
@@ -84,12 +104,20 @@ class Bench:
 def bench_server(
     bench: Bench, contenders: Sequence[str], lengths: Sequence[str], output: Path | None, say: Callable[[str], None]
 ) -> Results:
-    """All contenders on all lengths; the results are written after each."""
+    """All contenders on all lengths that `output` does not hold yet; the results are written after each."""
     check(bench, contenders, lengths)
     results = Results.start(SUITE, output)
+    for known in results.rows:
+        before = {name: known.settings.get(name) for name in bench.plan}
+        check_same(before, bench.plan, what="the measurements", place=output or Path())
     for kind in lengths:
         capacity: dict[str, float] = {}
         for name in contenders:
+            found = results.get(bench.set_of(kind), bench.model_name, name, bench.seed)
+            if found is not None:
+                capacity[name] = at(found, "capacity").throughput
+                say(f"{name:>15} on {kind} texts: measured before")
+                continue
             questions = bench.questions(kind, name)
             with running(bench, name) as server:
                 row = asyncio.run(measure(bench, server, questions, capacity, kind == lengths[0], say))
@@ -262,9 +290,8 @@ def shown(value: float | None) -> str:
 def described(bench: Bench, name: str, lengths: str, measured: tuple[list[Load], list[Point]]) -> Row:
     loads, points = measured
     return Row(
-        set=f"{bench.set}, {lengths}", model=bench.model.encoder.config.model_type, name=name,
+        set=bench.set_of(lengths), model=bench.model_name, name=name,
         method=bench.model.method.name if name in OURS else name, seed=bench.seed, command="stretto bench server",
         versions=known_versions(), machine=cpu_name(), task=bench.model.task.name, metric="accuracy",
-        settings={"seconds": bench.seconds, "threads": bench.threads, "clients": CLIENTS, "date": now()},
-        n_test=len(bench.texts), points=points, load=loads,
+        settings={**bench.plan, "date": now()}, n_test=len(bench.texts), points=points, load=loads,
     )  # fmt: skip

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_many(source: str, in_parts: bool, workers: int | None, ray: str | None, split: str | None) -> None:
-    """Refuse what needs a folder if there is none, and what cannot be cut into parts."""
+    """Refuse options that need an output folder if there is none, and inputs that cannot be split into parts."""
     from stretto.data.places import is_pattern, is_url
 
     if not in_parts:
@@ -82,7 +82,7 @@ def predict_folder(
 
 
 def answering(predictor: Predictor, workers: int | None, ray: str | None) -> Answering:
-    """Who answers: this process, several, or a cluster."""
+    """The function that answers: in this process, in several, or on a cluster."""
     from stretto.deploy.bulk import alone
 
     if ray is not None:

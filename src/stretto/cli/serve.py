@@ -28,21 +28,21 @@ def serve(
     host: Annotated[str, Option(help="Address to listen on; default: this machine only.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8080,
     api_key_file: Annotated[
-        str | None, Option(metavar="FILE", help="A file with a key that clients must send (Bearer).")
+        str | None, Option(metavar="FILE", help="A file with the key that clients must send (Bearer).")
     ] = None,
     dial: Annotated[float | None, Option(help="Dial of the first model; default: the model's own.")] = None,
     dtype: Dtype = "float32",
     threads: Annotated[int | None, Option(min=1, help="Threads of the engine; default: as torch chooses.")] = None,
-    max_batch_tokens: Annotated[int, Option(min=1, help="Tokens inside the engine at once.")] = 4096,
+    max_batch_tokens: Annotated[int, Option(min=1, help="Tokens in the engine at once.")] = 4096,
     max_queue: Annotated[int, Option(min=1, help="Sequences that may wait; more are refused (429).")] = 512,
     max_batch: Annotated[int, Option(min=1, help="Inputs per request (413).")] = 32,
     max_body: Annotated[int, Option(min=1, help="Bytes per request (413).")] = 2_000_000,
-    timeout: Annotated[float, Option(min=0.001, help="Seconds for an answer, unless a request says otherwise.")] = 30.0,
+    timeout: Annotated[float, Option(min=0.001, help="Seconds for an answer, if a request has no deadline_ms.")] = 30.0,
     wait_for_batch: Annotated[
         bool, Option("--wait-for-batch", help="Answer in batches, as other servers do; for comparison.")
     ] = False,
 ) -> None:
-    """Serve models over HTTP. Each answer is sent the moment its text leaves the model, and new texts come in between
+    """Serve models over HTTP. An answer is sent as soon as its text leaves the model; new texts are admitted between
     two layers. Routes: /predict, /tokens, /answer, /generate, /explain, /info, /health, /metrics, and a page at /."""
     require_server()
     from stretto.deploy.run import run_server
@@ -51,7 +51,7 @@ def serve(
 
     key = None if api_key_file is None else read_key(api_key_file)
     if key is None and host not in LOCAL:
-        say(f"listening on {host} without --api-key-file: anybody who reaches this machine can use the models")
+        say(f"listening on {host} without --api-key-file: everybody who can reach this machine can use the models")
     loaded = {name: open_model(folder, dtype) for name, folder in named(models).items()}
     if dial is not None:
         first = next(iter(loaded.values()))

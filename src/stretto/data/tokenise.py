@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,18 @@ class Encoded:
     """For each feature what the task's loss reads; a list has one entry per token."""
     places: Sequence[Any] = ()
     """For each feature where its tokens come from, in the task's own form."""
+
+    @staticmethod
+    def join(parts: Sequence[Encoded]) -> Encoded:
+        """Several without labels as one, their inputs one after another."""
+        before = accumulate((len(part.texts) for part in parts), initial=0)
+        return Encoded(
+            [text for part in parts for text in part.texts],
+            [feature for part in parts for feature in part.features],
+            sum(part.truncated for part in parts),
+            [start + number for part, start in zip(parts, before, strict=False) for number in part.example_of],
+            places=[place for part in parts for place in part.places],
+        )
 
 
 def max_length_of(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> int:

@@ -1,12 +1,12 @@
-"""Answering many files: in blocks, by one process or several, into a folder where a stopped job can be resumed.
+"""Answer many files in blocks, with one process or several. A stopped job can be resumed.
 
 A block is up to `block_size` records of one input. Its answers are one file, `part-00003-00017.jsonl` (input 3, block
-17), which takes its name when it is whole. Names sort in the order of the inputs: `cat part-*.jsonl` has all answers in
-order. A journal (`.unfinished/`) names the blocks that are done; a job that is started again skips them. At the end
-`manifest.json` lists all parts with their counts.
+17), which gets its name when it is complete. Names sort in the order of the inputs: `cat part-*.jsonl` has all answers
+in order. A journal (`.unfinished/`) lists the finished blocks; a resumed job skips them. At the end `manifest.json`
+lists all parts with their counts.
 
-Who answers is a function from a job to what came of its blocks, in their order: `alone` here, `in_processes` on this
-machine (`processes`), `on_ray` on a cluster (`cluster`).
+Three functions answer the blocks of a job, in order: `alone` here, `in_processes` on this machine (`processes`),
+`on_ray` on a cluster (`cluster`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ FORMAT = 1
 
 #: An input and its block, both from 0.
 Key = tuple[int, int]
-#: What tells another content of an input apart: size and time of change.
+#: Changes when an input changes: its size and time of change.
 Stamp = list[Any]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to answer, how, and where to. Every worker gets it whole, so names of files are absolute."""
+    """Inputs, settings and output. Every worker gets a copy, so names of files are absolute."""
 
     model: str
     sources: tuple[str, ...]
@@ -60,14 +60,14 @@ class Job:
     columns: Columns = GUESS
     keep: tuple[str, ...] = ()
     generation: Mapping[str, Any] = field(default_factory=dict)
-    """How texts are written (`AdaptiveModel.generation`)."""
+    """Settings of `AdaptiveModel.generation`."""
     layout: type[Layout] = Texts
 
     def part(self, key: Key) -> Path:
         return Path(self.output) / f"part-{key[0]:05d}-{key[1]:05d}{self.ending}"
 
     def plan(self, model: AdaptiveModel) -> dict[str, Any]:
-        """What must be the same if the job is resumed."""
+        """What must be the same when the job is resumed."""
         settings = {name: value for name, value in asdict(self).items() if name not in ("output", "layout")}
         return as_json({**settings, "weights": weights_digest(model)})
 
@@ -81,7 +81,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a block."""
+    """The counts of a finished block."""
 
     key: Key
     stamp: Stamp
@@ -93,7 +93,7 @@ class Done:
     """Host and process."""
 
 
-#: From a job and the stamps of its finished blocks to what came of the others, in their order.
+#: Takes a job and the stamps of its finished blocks; yields the other blocks when they are done, in order.
 Answering = Callable[[Job, Mapping[Key, Stamp]], Iterable[Done]]
 
 
@@ -101,13 +101,13 @@ Answering = Callable[[Job, Mapping[Key, Stamp]], Iterable[Done]]
 
 
 def unfinished(job: Job, finished: Mapping[Key, Stamp]) -> Iterator[Block]:
-    """The blocks of all inputs that are still to be answered; one is in memory."""
+    """The blocks of all inputs that are not finished; one at a time is in memory."""
     for number in range(len(job.sources)):
         yield from blocks_of(job, number, finished)
 
 
 def blocks_of(job: Job, number: int, finished: Mapping[Key, Stamp]) -> Iterator[Block]:
-    """Those of one input. A finished block counts as such while its input is unchanged."""
+    """The unfinished blocks of one input. A finished block counts only while its input is unchanged."""
     source = job.sources[number]
     stamp = stamp_of(source)
     with local_copy(source) as path:
@@ -121,7 +121,7 @@ def blocks_of(job: Job, number: int, finished: Mapping[Key, Stamp]) -> Iterator[
 
 
 class Worker:
-    """A model, and the answers to one block after the other."""
+    """Answers one block after another with a model."""
 
     def __init__(self, job: Job, model: AdaptiveModel) -> None:
         self.job, self.model = job, model
@@ -148,7 +148,7 @@ def run_job(
     job: Job, model: AdaptiveModel, answering: Answering, *, restart: bool = False,
     after: Callable[[Done], None] = lambda done: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Answer the blocks that are not answered yet, and return the manifest. `after` is called with each new block."""
+    """Answer the unfinished blocks, and return the manifest. `after` is called with each finished block."""
     output, plan = Path(job.output), job.plan(model)
     with locked(output):
         if restart:
@@ -166,7 +166,7 @@ def run_job(
                 after(done)
             manifest = manifest_of(job, plan, [Done(**entry) for entry in journal.entries.values()])
             listed = {part["file"] for part in manifest["parts"]}
-            for path in output.iterdir():  # of an input that has become shorter
+            for path in output.iterdir():  # remove parts of an input that has become shorter
                 if PART.fullmatch(path.name) and path.name not in listed:
                     path.unlink()
             write_json(output / MANIFEST, manifest)
@@ -175,7 +175,7 @@ def run_job(
 
 
 def manifest_of(job: Job, plan: dict[str, Any], blocks: list[Done]) -> dict[str, Any]:
-    """What was answered, by input and by part. A block that is missing, or of an older input, is an error."""
+    """Counts by input and by part. A block that is missing, or of an input that has changed, is an error."""
     now = [stamp_of(source) for source in job.sources]
     found = {(done.key[0], done.key[1]): done for done in blocks if done.stamp == now[done.key[0]]}
     keys = sorted(found)
@@ -232,7 +232,7 @@ def complete_already(job: Job, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def discard(output: Path) -> None:
-    """Remove what an earlier job has written, and nothing else."""
+    """Remove the files of an earlier job, and no others."""
     (output / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(output / WORK, ignore_errors=True)
     if output.is_dir():

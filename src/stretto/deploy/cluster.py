@@ -1,11 +1,11 @@
-"""The blocks of a job, answered by a pool of Ray actors: on this machine or on a cluster (extra `bulk`).
+"""Answer the blocks of a job with a pool of Ray actors, on this machine or on a cluster (extra `bulk`).
 
 One task per input reads its blocks; actors with one thread each answer and write them. Reading needs a CPU too: if the
-actors took all of them, nothing would ever be read. So they are given at most what reading leaves (`shares`).
+actors reserved all of them, the job would hang. `shares` leaves enough for reading.
 The inputs, the model folder and the output folder must have the same names on all machines.
 
-Ray starts an actor again that was killed, and gives its block to another. A part is written under its own name in one
-move, so that a block that is answered twice is there once.
+If an actor is killed, Ray restarts it and gives its block to another one. A part gets its name in one atomic step, so a
+block that is answered twice is still written once.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from stretto.deploy.bulk import Done, Job, Key, Stamp, blocks_of
 from stretto.deploy.processes import one_thread
 from stretto.errors import StrettoError
 
-#: Instead of an address: a cluster of this machine alone that lives as long as the job.
+#: Instead of an address: a cluster on this machine alone, for the time of the job.
 LOCAL = "local"
 
 
 def on_ray(job: Job, finished: Mapping[Key, Stamp], address: str, workers: int | None) -> Iterator[Done]:
-    """What came of each block, in order. Default for `workers`: one for each CPU but one."""
+    """The finished blocks, in order. Default for `workers`: the number of CPUs, minus one."""
     ray = connect(address)
     try:
         cpus = float(ray.cluster_resources().get("CPU", 1))
         workers = workers or max(1, int(cpus) - 1)
         reading, answering = shares(cpus, workers)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Ray's own settings, which are copied too
+            warnings.simplefilter("ignore", DeprecationWarning)  # the copy reads deprecated settings of Ray
             context = ray.data.DataContext.get_current().copy()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
-        context.target_max_block_size = 1  # every block of ours is one of Ray's, so that actors share them
+        context.target_max_block_size = 1  # one of our blocks is one of Ray's, so that all actors get some
         with ray.data.DataContext.current(context):
             inputs = ray.data.from_items(
                 [{"input": number} for number in range(len(job.sources))], override_num_blocks=len(job.sources)
@@ -62,7 +62,7 @@ def on_ray(job: Job, finished: Mapping[Key, Stamp], address: str, workers: int |
 
 
 def read_input(batch: Mapping[str, Any], job: Job, finished: Mapping[Key, Stamp]) -> Iterator[dict[str, list[bytes]]]:
-    """In a task: the blocks of one input, one after the other."""
+    """In a task: the blocks of one input, one after another."""
     for block in blocks_of(job, int(batch["input"][0]), finished):
         yield {"block": [pickle.dumps(block)]}
 
@@ -78,7 +78,7 @@ class RayWorker:
 
 
 def shares(cpus: float, workers: int) -> tuple[float, float]:
-    """CPUs for a task that reads, and for an actor: one each, or less so that both fit at the same time."""
+    """CPUs for a task that reads, and for an actor: one each, or less so that all fit at the same time."""
     reading = min(1.0, cpus / 2)
     return reading, min(1.0, int(1000 * (cpus - reading) / workers) / 1000)
 
@@ -89,7 +89,7 @@ def connect(address: str) -> Any:
         raise StrettoError("Expected the package ray, got none. Run `pip install 'stretto[bulk]'`.")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray advises, instead of a warning
     if address == LOCAL:
-        os.environ.setdefault("RAY_worker_niceness", "0")  # else they yield to whatever else runs, for ever if it does
+        os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers yield to all other processes
     import ray
     import ray.data
 

@@ -1,6 +1,6 @@
-"""What every request passes first: is the key right, is the body small enough, is the server stopping or full?
+"""The first checks of every request: the key, the size of the body, and whether the server is stopping or full.
 
-What is refused here costs next to nothing, so that an overload does not keep the engine from its work."""
+A refusal here costs almost no time, so that the engine keeps working under overload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-#: Pages that hold nothing of the models: they need no key.
+from stretto.deploy.served import FULL, STOPPING
+
+#: Routes that show nothing of the models: they need no key.
 OPEN = ("/", "/health")
 STATIC = "/static/"
 HEADERS = (
@@ -67,19 +69,19 @@ class Gate:
         if key is not None and path not in OPEN and not path.startswith(STATIC):
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, b"Bearer " + key.encode()):
-                return 401, "Unauthorized", "Expected the API key as 'Authorization: Bearer …', got none or another."
+                return 401, "Unauthorized", "Expected 'Authorization: Bearer KEY', got no key or a wrong one. Send it."
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self.server.settings.body:
             return 413, "TooLarge", too_large(self.server.settings.body)
         if self.server.stopping and scope["method"] == "POST":
-            return 503, "Unhealthy", "Expected a running server, got one that is stopping. Try another one."
+            return STOPPING
         if scope["method"] == "POST" and self.server.full:
-            return 429, "Overloaded", "Expected room in the queue, got a full one. Try again later."
+            return FULL
         return None
 
 
 def too_large(limit: int) -> str:
-    return f"Expected a body of at most {limit} bytes, got more. Send less at once."
+    return f"Expected a body of at most {limit} bytes, got more. Send fewer or shorter texts."
 
 
 async def respond(send: Any, code: int, kind: str, why: str) -> None:

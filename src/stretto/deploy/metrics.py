@@ -1,4 +1,4 @@
-"""What the server counts, as Prometheus reads it (`/metrics`) and as the page shows it (`/stats`)."""
+"""The server's counters: for Prometheus (`/metrics`) and for the page (`/stats`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from stretto.deploy.scheduler import Answer
-from stretto.tasks import Prediction
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -31,15 +30,15 @@ class Metrics:
         self.depth = counter("exits", "Inputs that left after each layer.", "model", "layer")
         self.duration = histogram("request_seconds", "Seconds per request.", "route", SECONDS)
         self.queued = histogram("queue_seconds", "Seconds in the queue.", "model", SECONDS)
-        self.computed = histogram("compute_seconds", "Seconds from the queue to the answer.", "model", SECONDS)
-        self.rows = histogram("step_rows", "Rows of one layer's step.", "model", ROWS)
-        self.cost = histogram("cost", "Part of the full model's FLOPs.", "model", SHARES)
-        self.queue_size = Gauge("stretto_queue_size", "Sequences that wait.", ("model",), registry=registry)
-        self.live = Gauge("stretto_live_sequences", "Sequences inside the engine.", ("model",), registry=registry)
+        self.computed = histogram("compute_seconds", "Seconds from admission to the answer.", "model", SECONDS)
+        self.rows = histogram("step_rows", "Rows of one step (one layer).", "model", ROWS)
+        self.cost = histogram("cost", "Fraction of the full model's FLOPs.", "model", SHARES)
+        self.queue_size = Gauge("stretto_queue_size", "Sequences in the queue.", ("model",), registry=registry)
+        self.live = Gauge("stretto_live_sequences", "Sequences in the engine.", ("model",), registry=registry)
 
 
 class ModelMetrics:
-    """A model's share of them."""
+    """The metrics of one model."""
 
     def __init__(self, metrics: Metrics, name: str, n_layers: int) -> None:
         self.total_cost, self.depths = 0.0, [0] * n_layers
@@ -47,11 +46,11 @@ class ModelMetrics:
         self.rows, self.cost = metrics.rows.labels(name), metrics.cost.labels(name)
         self.exits = [metrics.depth.labels(name, str(layer + 1)) for layer in range(n_layers)]
 
-    def answered(self, predictions: Sequence[Prediction], answer: Answer) -> None:
-        """The answers to one request."""
+    def answered(self, answer: Answer) -> None:
+        """Count the answers to one request."""
         self.queued.observe(answer.queued)
         self.computed.observe(answer.computed)
-        for each in predictions:
+        for each in answer.predictions:
             layer = max(1, round(each.depth)) - 1
             self.depths[layer] += 1
             self.exits[layer].inc()

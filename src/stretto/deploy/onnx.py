@@ -1,11 +1,11 @@
-"""A model as ONNX graphs, for ONNX Runtime in any language: one graph, or a chain of stages that sequences may leave.
+"""Export a model as ONNX graphs, for ONNX Runtime in any language.
 
 `whole`   one operating point as one graph: all layers, the first few of them (`static_depth`), or fewer tokens in each
           (`constant_ratio`, `length_adaptive`, `power_bert`).
-`stages`  a few layers per graph with their exits. After each stage the caller takes out the sequences that have left.
+`stages`  a few layers per graph with their exits. After each stage the caller removes the sequences that have left.
 
-The folder holds the graphs, the tokenizer and `stretto-onnx.json`, the contract (docs/exporting.md). What was exported
-is run and compared with the packed engine before the folder gets its name.
+The folder holds the graphs, the tokenizer and `stretto-onnx.json`, the contract (docs/exporting.md). The graphs are run
+and compared with the packed engine before the folder gets its name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stretto.saving.files import replacing_folder
 from stretto.state import Inputs
 
 FORMAT = 1
-#: How far float32 graphs may be from the packed engine.
+#: The largest allowed difference of a logit from the packed engine's, in float32.
 TOLERANCE = 1e-4
 #: A graph of more bytes keeps its weights in a file beside it: one file can hold 2 GB at most.
 LARGE = 2**30
@@ -83,7 +83,7 @@ def export_onnx(
 
 
 def form_of(model: AdaptiveModel, dial: float, *, stages: int | None, whole: bool) -> str:
-    """'whole' or 'stages', or an error that says why this model cannot be exported."""
+    """'whole' or 'stages'; raises an error that says why if the model cannot be exported."""
     method = model.method
     if model.task.answers == "text":
         raise StrettoError("Expected an encoder for ONNX graphs, got a model that writes texts. Use it with stretto.")
@@ -113,7 +113,7 @@ def form_of(model: AdaptiveModel, dial: float, *, stages: int | None, whole: boo
 
 
 def fixed_depth(model: AdaptiveModel, dial: float) -> int | None:
-    """The layers that every text goes through with all its tokens, or None if that is not known beforehand."""
+    """The layers that all texts run with all their tokens, or None if this depends on the text."""
     method = model.method
     if dial == method.dial.off:
         return model.backbone.n_layers
@@ -150,7 +150,7 @@ def write_stages(model: AdaptiveModel, count: int, folder: Path) -> Iterator[dic
 
 
 def example_of(model: AdaptiveModel) -> dict[str, Tensor]:
-    """A padded batch for the exporter to follow; with token types only where the tokenizer makes some."""
+    """A padded batch for the exporter to trace; with token types only if the tokenizer makes some."""
     lengths = [min(n, model.max_length) for n in (13, 6)]
     return dict(tensors_of(random_inputs(model, lengths)))
 
@@ -200,7 +200,7 @@ def write_graph(
 
 
 def quantise(path: Path) -> None:
-    """Replace a graph by one with int8 weights, whose activations are quantised as they come."""
+    """Replace a graph by one with int8 weights; activations are quantised at run time."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -230,7 +230,7 @@ def quiet_exporter() -> Iterator[None]:
 
 
 def require_onnx() -> None:
-    """Refuse before the first minute is spent, not after it."""
+    """Check the packages first: the export itself takes a minute."""
     missing = [name for name in ("onnx", "onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise StrettoError(

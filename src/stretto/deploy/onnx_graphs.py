@@ -1,8 +1,8 @@
-"""The computation of a model as ONNX can hold it: padded, without a Python loop over what is left.
+"""The computation of a model in a form that ONNX can express: padded, with no decision inside a graph.
 
-B sequences, T columns, d hidden size, C labels. Sequences are padded on the right. A dropped token is a column that is
-gathered no more; as sequences of a batch keep different numbers of tokens, the surplus columns of the shorter ones are
-masked. What differs from text to text, how deep a sequence goes, is left to the caller of the stages.
+B sequences, T columns, d hidden size, C labels. Sequences are padded on the right. The columns of dropped tokens are no
+longer gathered. Sequences of a batch keep different numbers of tokens; the surplus columns of the shorter ones are
+masked. How deep a sequence goes differs from text to text: the caller decides that between two stages.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from stretto.methods.selection import KeepsTokens
 from stretto.model import AdaptiveModel
 from stretto.state import Notes, Point, State
 
-#: Shares of the columns are given to the graph in these parts: it has whole numbers only.
+#: Fractions of the columns are given to the graph as whole numbers of this unit.
 PARTS = 10**6
-#: What the names of a method's notes begin with among the inputs of a stage.
+#: Prefix of a method's notes among the inputs of a stage.
 NOTE = "note_"
 
 

@@ -1,7 +1,7 @@
-"""Answers from exported graphs with ONNX Runtime alone: numpy and onnxruntime are all this file needs.
+"""Run exported graphs with ONNX Runtime. This file needs numpy and onnxruntime only.
 
-It is the contract of docs/exporting.md in Python, short enough to be written again in another language. Arrays are
-[B, T] tokens padded on the right, B sequences, T columns.
+It implements the contract of docs/exporting.md, and is short enough to be ported to another language.
+Arrays are [B, T]: B sequences, T columns of tokens, padded on the right.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class OnnxModel:
     """A folder written by `stretto export`."""
 
     def __init__(self, folder: str | Path, threads: int = 0) -> None:
-        """`threads`: of ONNX Runtime; 0 lets it choose."""
+        """`threads` of ONNX Runtime; 0: as it chooses."""
         import onnxruntime
 
         self.folder = Path(folder)
@@ -45,7 +45,7 @@ class OnnxModel:
         dials = self.contract["dial"] if dial is None else dial
         feed["dial"] = np.broadcast_to(np.asarray(dials, np.float64), (count,))
         answers, depths = np.zeros((count, self.contract["n_labels"]), np.float32), np.zeros(count, np.int64)
-        who = np.arange(count)  # the sequences still on their way
+        who = np.arange(count)  # the sequences that have not left
         for stage in range(len(self.sessions)):
             names = self.contract["graphs"][stage]["outputs"]
             out = dict(zip(names, self._call(stage, feed), strict=True))
@@ -55,7 +55,7 @@ class OnnxModel:
                 break
             stay = ~left
             who = who[stay]
-            # what the next stage reads: its rows of everything, without the columns that no sequence needs any more
+            # the inputs of the next stage: the rows of sequences that stay, without columns that are padding in all
             carried = {name.removeprefix("next_"): value for name, value in out.items() if name.startswith("next_")}
             feed = {name: value[stay] for name, value in {**feed, **carried}.items()}
             longest = int(feed["attention_mask"].sum(axis=1).max())

@@ -11,12 +11,12 @@ from stretto.data.records import Record, Records
 from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel, Prediction
 
-#: What came in, the answer, and what it took.
+#: The input's columns, the answer, its depth and cost.
 Row = dict[str, Any]
 
 
 class Predictor:
-    """A model, how it is to answer, and what there is to report of its answers so far."""
+    """A model, its settings for answering, and the totals of its answers so far."""
 
     def __init__(
         self, model: AdaptiveModel, dial: float | None = None, *, budget: str | None = None, batch_size: int = 32,
@@ -34,13 +34,13 @@ class Predictor:
 
     @property
     def cost(self) -> float:
-        """Of all answers so far together: the fraction of the full model's FLOPs, as `evaluate` reports it."""
+        """The cost of all answers so far together, as `evaluate` reports it."""
         return self.flops / self.full_flops
 
     def rows(self, records: Records | Sequence[Record]) -> Iterator[list[Row]]:
-        """The rows of a few batches after the other; no more than these are in memory.
+        """The rows of the answers, a few batches at a time; only these are in memory.
 
-        Records that have come are answered before more are waited for."""
+        If the next record is not there yet, those that have arrived are answered first."""
         waiting: deque[Record] = deque()
         ready = records.ready if isinstance(records, Records) else lambda: True
 

@@ -1,4 +1,4 @@
-"""The blocks of a job, answered by several processes of this machine, each with one thread."""
+"""Answer the blocks of a job with several processes on this machine, each with one thread."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
 from stretto.saving.folder import quiet_transformers
 
-#: How often a worker may be killed before the job gives up, if no block gets done in between.
+#: The job gives up after so many kills without a finished block in between.
 MOST_KILLED = 3
-#: How processes begin: as copies of a small process that has imported torch and nothing else. Copies of this one would
-#: have copies of the locks that its threads hold.
+#: Processes are forked from a small server process without threads. A fork of this process could inherit locks that
+#: its threads hold.
 START = multiprocessing.get_context("forkserver")
 
 _worker: Worker | None = None  # of a process of the pool
 
 
 def in_processes(job: Job, finished: Mapping[Key, Stamp], workers: int) -> Iterator[Done]:
-    """What came of each block, in order. Two blocks for each worker are in memory.
+    """The finished blocks, in order. Two blocks for each worker are in memory.
 
-    A worker that is killed breaks its pool: another pool gets the blocks that are not done."""
+    If a worker is killed, its pool breaks: a new pool gets the unfinished blocks."""
     killed = 0
     waiting: deque[tuple[Block, Future[Done]]] = deque()
     blocks = unfinished(job, finished)
@@ -42,7 +42,7 @@ def in_processes(job: Job, finished: Mapping[Key, Stamp], workers: int) -> Itera
                 killed += 1
                 if killed == MOST_KILLED:
                     raise StrettoError(
-                        f"Expected workers that run to the end, got {killed} killed one after the other. "
+                        f"Expected workers that run to the end, got {killed} killed one after another. "
                         "There may be too little memory: use fewer --workers or a smaller --batch-size."
                     ) from None
                 pool.shutdown(cancel_futures=True)

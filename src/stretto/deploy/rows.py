@@ -1,4 +1,4 @@
-"""Rows of answers in a file, by its ending: written as they come, and there only when all of them are.
+"""Write rows of answers to a file, in the format of its ending. The file gets its name when it is complete.
 
   .jsonl         a JSON object per line
   .json          a JSON list of objects
@@ -31,7 +31,7 @@ ENDINGS = ".jsonl, .json, .csv or .tsv (also with .gz) or .parquet"
 
 
 def check_name(path: Path, *, flat: bool) -> None:
-    """Refuse a name that promises a format there is not, or that cannot hold answers with lists (not `flat`)."""
+    """Refuse an unknown ending, and .csv or .tsv for answers that hold lists (not `flat`)."""
     if path.exists() and not path.is_file() and not path.is_dir():
         return  # a device
     if kind_of(path) not in (*WRITERS, ".parquet") or path.name.lower().endswith(".parquet.gz"):
@@ -105,7 +105,7 @@ def flat_row(row: Row) -> Row:
 
 
 def write_parquet(batches: Batches, path: Path) -> None:
-    """The first rows settle the types; a column that is empty in them holds text."""
+    """Types come from the first rows; a column that is empty in them is text."""
     import pyarrow
     import pyarrow.parquet
 

@@ -1,4 +1,4 @@
-"""The server as a process: sockets, signals and an end that answers what was accepted."""
+"""The server as a process: its socket, signals, and a shutdown that answers all accepted requests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stretto.deploy.server import Settings, create_app
 from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
 
-#: Seconds that accepted requests have after a signal to stop.
+#: Seconds for the accepted requests after a signal to stop.
 GRACE = 30
 
 
 class Process(uvicorn.Server):
-    """Says that it is ready when it takes requests, and that it is stopping the moment it is told to."""
+    """Calls `ready` when it accepts requests, and `stopping` at once on a signal."""
 
     def __init__(
         self, config: uvicorn.Config, ready: Callable[[], None], stopping: Callable[[], None] = lambda: None
@@ -39,7 +39,7 @@ class Process(uvicorn.Server):
 def run_server(
     models: Mapping[str, AdaptiveModel], settings: Settings, host: str, port: int, say: Callable[[str], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `say` is told the address when requests are taken."""
+    """Serve until SIGINT or SIGTERM. `say` is called with the address when requests are accepted."""
     listening = listen(host, port)
     app = create_app(models, settings)
     config = uvicorn.Config(
@@ -49,14 +49,14 @@ def run_server(
     address = f"[{host}]" if ":" in host else host
     line = f"serving {', '.join(models)} at http://{address}:{listening.getsockname()[1]}/ (Ctrl-C stops)"
     process = Process(config, lambda: say(line), app.state.server.stop_accepting)
-    with suppress(KeyboardInterrupt, SystemExit):  # the signal once more, after a graceful end
+    with suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again after its shutdown
         process.run([listening])
     if not process.started:
         raise StrettoError("Expected the server to start, got the error above. Correct it and start again.")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that a taken port is reported before anything is loaded for it."""
+    """A bound socket: a port that is in use is reported before the app is made."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         found = socket.socket(family, socket.SOCK_STREAM)

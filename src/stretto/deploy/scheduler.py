@@ -1,18 +1,16 @@
-"""One engine loop per model: requests come in between two layers, and each is answered when its sequences have left.
+"""One engine loop per model: requests are admitted between two layers, and answered when their sequences have left.
 
-Two things wait. Sequences that came in wait in a queue, shortest expected work first; a second of waiting counts as
-much as `AGING` tokens of work, so that nothing starves. Sequences inside wait for their next layer. Next is the layer
-where answers cost least: where most sequences wait, with the fewest rows and layers to go. Those that have been passed
-over count for more with every step. A model that writes texts takes some
-sentences together, and others when these are done (`writing`).
+Sequences wait in two places. New ones wait in a queue, shortest expected work first. A second of waiting counts as much
+as `AGING` tokens of work, so that nothing starves. Admitted ones wait for their next layer. The loop chooses the layer
+where answers cost least: many sequences, few rows, few layers to go. Sequences that were not chosen count for more with
+every step. A model that writes texts takes a few sentences together, and the next ones when these are done (`writing`).
 
-The loop runs in a thread of its own. Other threads submit, and get a `concurrent.futures.Future`.
+The loop runs in a thread of its own. Other threads submit requests, and get a `concurrent.futures.Future`.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import logging
 import threading
 import time
@@ -21,30 +19,29 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import Any
 
 import torch
 
-from stretto.data.tokenise import Feature, as_inputs, collate
+from stretto.data.tokenise import Encoded, Feature, as_inputs, collate
 from stretto.deploy.writing import SHARE, Writing
 from stretto.engine.parts import Part
 from stretto.engine.stepping import Stepping
-from stretto.engine.written import TextTrace
 from stretto.model import AdaptiveModel
-from stretto.state import Trace
 
 log = logging.getLogger(__name__)
 
-#: Tokens of expected work that a second of waiting makes up for.
+#: Tokens of expected work that are worth a second of waiting.
 AGING = 2000.0
-#: Rows that take as long as the rest of a step.
+#: The fixed time of a step, in rows that take as long.
 OVERHEAD = 30
-#: Steps after which sequences that wait inside count twice.
+#: Steps after which admitted sequences that were not chosen count twice.
 PATIENCE = 32
 
 
 class QueueFull(Exception):
-    """More is waiting than the queue holds."""
+    """The queue has no room for this request."""
 
 
 class Stopping(Exception):
@@ -57,60 +54,68 @@ class DeadlinePassed(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a loop takes at once."""
+    """The limits of one loop."""
 
     live_tokens: int = 4096
-    """Rows inside, of all sequences in all layers. A sequence that is longer than this goes in alone."""
+    """Rows of all admitted sequences together. A longer sequence is admitted alone."""
     queue: int = 512
-    """Sequences that may wait; those of one request always go in together."""
+    """Sequences that may wait. The sequences of one request are accepted or refused together."""
     wait_for_batch: bool = False
-    """Let requests in only when all before have left, and answer them together: what other servers do."""
+    """Admit requests only when all admitted ones have left, and answer them together: what other servers do."""
 
 
 @dataclass
 class Answer:
-    """The sequences of one request: what they answered and what it took."""
+    """The answers to one request, and what they took."""
 
+    predictions: list[Any]
+    """One per input."""
     logits: list[Any]
-    """A tensor of each; a `Text` where texts are written."""
-    trace: Trace | TextTrace
+    """Of each sequence; a `Text` where texts are written."""
+    tokens: int
+    """Of all sequences."""
     queued: float
-    """Seconds until the last of them was let in."""
+    """Seconds until the last sequence was admitted."""
     computed: float
     """Seconds from then to the answer."""
 
 
 @dataclass(eq=False)
 class Request:
-    """The sequences of one request on their way."""
+    """One request that is not answered yet."""
 
-    features: Sequence[Feature]
+    encoded: Encoded
     dial: float
     deadline: float
     """On the monotonic clock."""
     expected: float
-    """The part of the full model's work that its sequences will take."""
+    """Expected cost of its sequences: a fraction of the full model's work."""
     arrived: float
     entered: float = 0.0
     future: Future[Answer] = field(default_factory=Future)
     logits: dict[int, Any] = field(default_factory=dict)
     traces: dict[int, Any] = field(default_factory=dict)
 
-    def finish(self) -> None:
-        order = range(len(self.features))
-        traces = [self.traces[i] for i in order]
-        trace = type(traces[0]).concatenate(traces)
-        took = time.monotonic() - self.entered
-        answer = Answer([self.logits[i] for i in order], trace, self.entered - self.arrived, took)
-        with suppress(InvalidStateError):  # the client has left in this very moment
-            self.future.set_result(answer)
+    @property
+    def features(self) -> Sequence[Feature]:
+        """One per sequence."""
+        return self.encoded.features
+
+    def in_order(self, found: Mapping[int, Any]) -> list[Any]:
+        return [found[number] for number in range(len(self.features))]
+
+    def finish(self, predictions: list[Any]) -> None:
+        tokens = sum(len(feature["input_ids"]) for feature in self.features)
+        waited, took = self.entered - self.arrived, time.monotonic() - self.entered
+        with suppress(InvalidStateError):  # the client may have left just now
+            self.future.set_result(Answer(predictions, self.in_order(self.logits), tokens, waited, took))
 
     def fail(self, error: Exception) -> None:
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 
     def unwanted(self, now: float) -> bool:
-        """Whether nobody waits for the answer any more; a passed deadline is reported."""
+        """Whether nobody waits for the answer any more. Reports a deadline that has passed."""
         if not self.future.done() and now > self.deadline:
             self.fail(DeadlinePassed())
         return self.future.done()
@@ -123,19 +128,19 @@ class Scheduler:
         self.model, self.limits, self.threads = model, limits, threads
         self.writes = model.task.answers == "text"
         self.watch: Callable[[int], object] = lambda rows: None
-        """Told the rows of every step."""
+        """Called with the rows of every step."""
         self.expected = expected_cost(model)
         self._changed = threading.Condition()  # guards what follows
         self._queue: list[tuple[float, int, Request, int]] = []  # a heap: key, tie-break, the request and its sequence
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._stopping = False
-        self._count = itertools.count()
+        self._count = count()
         self.accepted, self.answered = 0, 0  # sequences so far
         # of the loop's thread alone
         self._stepping = self._new_stepping()
         self._live: dict[int, tuple[Request, int]] = {}
-        self._held: list[Request] = []  # answered, but told with their batch
-        self._passed_over: dict[int, int] = {}  # steps that rows before each layer have waited
+        self._held: list[Request] = []  # all their sequences have left; with `wait_for_batch` they wait for the others
+        self._passed_over: dict[int, int] = {}  # for each layer: steps in which it was not chosen
         self._thread = threading.Thread(target=self._loop, name="stretto-engine", daemon=True)
 
     # ---- for any thread
@@ -143,10 +148,10 @@ class Scheduler:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, features: Sequence[Feature], dial: float, seconds: float) -> Future[Answer]:
-        """Let the sequences of one request wait. `seconds` is how long an answer is of use."""
-        now = time.monotonic()
-        request = Request(features, dial, now + seconds, self.expected(dial), arrived=now)
+    def submit(self, encoded: Encoded, dial: float, seconds: float) -> Future[Answer]:
+        """Put a request in the queue. After `seconds` its answer is no longer wanted."""
+        now, features = time.monotonic(), encoded.features
+        request = Request(encoded, dial, now + seconds, self.expected(dial), arrived=now)
         with self._changed:
             if self._stopping:
                 raise Stopping
@@ -164,7 +169,7 @@ class Scheduler:
         return request.future
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function in the loop's thread, between two layers: nobody else uses the engine then."""
+        """Run a function in the loop's thread, between two layers, when nothing else uses the engine."""
         future: Future[Any] = Future()
         with self._changed:
             if self._stopping:
@@ -182,16 +187,16 @@ class Scheduler:
 
     @property
     def full(self) -> bool:
-        """Whether a request would be refused, unless somebody in the queue has left."""
+        """Whether a request would be refused (unless a client in the queue has left)."""
         return len(self._queue) >= self.limits.queue
 
     @property
     def live(self) -> int:
-        """Sequences inside."""
+        """Admitted sequences that have not left."""
         return len(self._live)
 
     def stop(self, seconds: float = 30.0) -> None:
-        """Take no more requests, answer those that were accepted, and end."""
+        """Refuse new requests, answer the accepted ones, and end the loop."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -212,7 +217,7 @@ class Scheduler:
             self.turn()
 
     def turn(self) -> None:
-        """Let in who fits, take one part through one layer, answer who has left. Of the loop's thread alone."""
+        """Admit what fits, run one part through one layer, answer what has left. For the loop's thread only."""
         with self._changed:
             admitted = self._admit()
             call = self._calls.popleft() if self._calls else None
@@ -221,12 +226,12 @@ class Scheduler:
         try:
             self._add(admitted)
             self._step()
-        except Exception as error:  # of the engine: these requests are lost, the loop is not
-            log.exception("the engine has failed; what was inside is lost")
+        except Exception as error:  # of the engine: the admitted requests fail, the loop goes on
+            log.exception("The engine failed. All admitted requests get an error.")
             self._give_up([request for request, _ in admitted], error)
 
     def _admit(self) -> list[tuple[Request, int]]:
-        """Those that are let in now. The first of the queue goes first, even if others would fit better."""
+        """Take sequences from the queue while there is room. If the first does not fit, no other overtakes it."""
         if (self.limits.wait_for_batch or self.writes) and self._live:
             return []
         room = self.limits.live_tokens * (SHARE if self.writes else 1) - self._rows()
@@ -263,24 +268,38 @@ class Scheduler:
             self._stepping.forget(unwanted)
             for who in unwanted:
                 del self._live[who]
-        if not self._live:
-            return
-        for finished in self._stepping.step():
+        for finished in self._stepping.step() if self._live else ():
             if finished.id not in self._live:
                 continue
             request, number = self._live.pop(finished.id)
             request.logits[number], request.traces[number] = finished.logits, finished.trace
             if len(request.logits) == len(request.features):
                 self._held.append(request)
-        if not self.limits.wait_for_batch or not self._live:
+        if self._held and not (self.limits.wait_for_batch and self._live):
             done, self._held = self._held, []
-            for request in done:
-                self.answered += len(request.features)
-                request.finish()
+            self._answer(done)
+
+    def _answer(self, done: Sequence[Request]) -> None:
+        """Decode these requests together (much cheaper than one by one), and answer them."""
+        try:
+            traces = [trace for request in done for trace in request.in_order(request.traces)]
+            logits = [each for request in done for each in request.in_order(request.logits)]
+            encoded = Encoded.join([request.encoded for request in done])
+            predictions = iter(self.model.decode(encoded, logits, type(traces[0]).concatenate(traces)).answers)
+        except Exception as error:
+            if len(done) == 1:
+                done[0].fail(error)
+            else:  # one of them is at fault: the others get their answers
+                for request in done:
+                    self._answer([request])
+            return
+        for request in done:
+            self.answered += len(request.features)
+            request.finish(list(islice(predictions, len(request.encoded.texts))))
 
     def _choose(self, parts: Mapping[int, Sequence[Part]]) -> int:
-        """The layer where answers cost least now: most sequences for the rows and the layers that they still need.
-        Those that have been passed over count for more."""
+        """The layer where answers cost least now: many sequences, few rows, few layers to go. A layer that was not
+        chosen counts for more with every step."""
         rows = {layer: sum(part.state.n_rows for part in waiting) for layer, waiting in parts.items()}
         urgency = {}
         for layer, waiting in parts.items():
@@ -293,7 +312,7 @@ class Scheduler:
         return chosen
 
     def _layers_left(self, layer: int, who: int) -> float:
-        """That a sequence before this layer is expected to need; one that has outlived this, half of what is left."""
+        """Expected layers to go, for a sequence before this layer. Half of the rest if it is deeper than expected."""
         n_layers = self.model.backbone.n_layers
         expected = self._live[who][0].expected * n_layers if who in self._live else 0.0
         left = expected - (layer - 1)
@@ -319,7 +338,7 @@ class Scheduler:
 
 
 def expected_cost(model: AdaptiveModel) -> Callable[[float], float]:
-    """From a dial to the part of the full model's work that a text will take, as the nearest measured point has it."""
+    """A function from a dial to the cost of its nearest measured operating point."""
     points = [(point.dial, point.cost) for point in model.operating_points]
     if not points:
         return lambda dial: 1.0

@@ -1,6 +1,6 @@
-"""What goes over the wire: requests and answers, as pydantic models. They are the server's OpenAPI description.
+"""Requests and answers of the server as pydantic models. Its OpenAPI description is made from them.
 
-`/predict` and `/info` have the form of text-embeddings-inference, with a few fields more.
+`/predict` and `/info` have the form of text-embeddings-inference, with a few more fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Text = Annotated[str, Field(max_length=10_000_000)]
 
-#: One text, or two; that it is no more is checked when it is read, for the sake of a better message.
+#: One text, or two. More are refused by the route, with a better message than pydantic's.
 Pair = Annotated[list[Text], Field(json_schema_extra={"maxItems": 2})]
 Words = Annotated[list[Text], Field(min_length=1)]
 
@@ -21,17 +21,17 @@ class Given(BaseModel):
 
 
 class MaxCost(Given):
-    """The best stored operating point that costs at most this."""
+    """A budget: the most expensive stored operating point that costs at most this."""
 
     max_cost: float = Field(gt=0, description="Fraction of the full model's FLOPs.")
 
 
 class Options(Given):
-    """What every request may say."""
+    """Options of every request."""
 
     dial: float | None = Field(None, description="Trades score for cost. Default: the model's own.")
     budget: str | MaxCost | None = Field(
-        None, description="In the place of a dial: the name of a stored budget, or the most it may cost."
+        None, description="Instead of a dial: the name of a stored budget, or the most it may cost."
     )
     truncate: bool = Field(True, description="Read only the beginning of a text that is too long; if false, refuse it.")
     deadline_ms: int | None = Field(
@@ -127,7 +127,7 @@ class Written(BaseModel):
 
 
 class Explained(Took):
-    """What became of each token; see docs/explaining.md."""
+    """The last layer of each token; see docs/explaining.md."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -163,8 +163,8 @@ class ModelInfo(BaseModel):
     dial: float
     dial_off: float
     dial_meaning: str
-    promise: str = Field(description="What may be relied on at the default dial: a guarantee, or an estimate.")
-    pairs: bool | None = Field(description="Whether it takes pairs of texts; null if that is not known.")
+    promise: str = Field(description="What holds at the default dial: a guarantee, or an estimate.")
+    pairs: bool | None = Field(description="Whether it takes pairs of texts; null: not known.")
     points: list[Point]
 
 
@@ -186,10 +186,10 @@ class Info(BaseModel):
 class ModelStats(BaseModel):
     """Counts of sequences: a text, or one of the windows of a long one."""
 
-    accepted: int = Field(description="Let into the queue so far.")
+    accepted: int = Field(description="Accepted into the queue so far.")
     answered: int
     waiting: int
-    live: int = Field(description="Inside the engine.")
+    live: int = Field(description="In the engine.")
     depths: list[int] = Field(description="Inputs that left after layer 1, 2, …")
     mean_cost: float | None
 

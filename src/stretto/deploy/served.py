@@ -1,11 +1,10 @@
-"""One model behind the server: from texts to its scheduler and back to answers."""
+"""One model of the server: it checks and tokenises requests, and passes them to the model's scheduler."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
@@ -20,12 +19,14 @@ from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
 from stretto.saving.points import budget_named
 
-#: Characters up to which a request is tokenised at once; more of them would keep other requests waiting.
+#: Requests of more characters are tokenised in a thread, so that other requests do not wait.
 QUICK = 20_000
+FULL = (429, "Overloaded", "Expected room in the queue, got a full one. Try again later.")
+STOPPING = (503, "Unhealthy", "Expected a running server, got one that is stopping. Try again later.")
 
 
 class Refused(Exception):
-    """A request that is not answered: an HTTP code, what kind of error it is, and why."""
+    """An error that is sent to the client: an HTTP code, the kind of error, and the reason."""
 
     def __init__(self, code: int, kind: str, why: str) -> None:
         super().__init__(why)
@@ -33,29 +34,19 @@ class Refused(Exception):
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer."""
+    """The client has closed its connection."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """The answers of one request."""
-
-    predictions: Sequence[Any]
-    logits: Sequence[Any]
-    """Of each sequence."""
-    answer: Answer
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Times in milliseconds; depth and cost are means over the inputs."""
-        count = len(self.predictions)
-        return {
-            "x-queue-time": f"{1000 * self.answer.queued:.3f}",
-            "x-inference-time": f"{1000 * self.answer.computed:.3f}",
-            "x-compute-tokens": str(int(self.answer.trace.lengths.sum())),
-            "x-depth": f"{sum(each.depth for each in self.predictions) / count:.2f}",
-            "x-cost": f"{sum(each.cost for each in self.predictions) / count:.4f}",
-        }
+def headers_of(answer: Answer) -> dict[str, str]:
+    """Response headers. Times are in milliseconds; depth and cost are means over the inputs."""
+    count = len(answer.predictions)
+    return {
+        "x-queue-time": f"{1000 * answer.queued:.3f}",
+        "x-inference-time": f"{1000 * answer.computed:.3f}",
+        "x-compute-tokens": str(answer.tokens),
+        "x-depth": f"{sum(each.depth for each in answer.predictions) / count:.2f}",
+        "x-cost": f"{sum(each.cost for each in answer.predictions) / count:.4f}",
+    }
 
 
 class Served:
@@ -68,17 +59,17 @@ class Served:
         self.scheduler = Scheduler(model, limits, threads)
         metrics.queue_size.labels(name).set_function(lambda: self.scheduler.waiting)
         metrics.live.labels(name).set_function(lambda: self.scheduler.live)
-        self.from_left = copy.copy(model.tokenizer)  # it drops the beginning of long texts
+        self.from_left = copy.copy(model.tokenizer)  # drops the beginning of long texts
         self.from_left.truncation_side = "left"
 
     @property
     def n_layers(self) -> int:
-        """That an answer may leave after; of a model that writes texts, those of its decoder."""
+        """Layers after which an answer may leave; of a model that writes texts, those of its decoder."""
         backbone = self.model.backbone
         return backbone.n_blocks if isinstance(backbone, EncoderDecoder) else backbone.n_layers
 
     def warm_up(self) -> None:
-        """Let kernels be built and packages be imported before the first request, not by it; then begin to count."""
+        """Run a few texts, so that kernels are built and packages imported before the first request; then count."""
         try:
             text = self.model.task.check_input("a")
             self.encode([text], left=False)
@@ -86,15 +77,14 @@ class Served:
             text = self.model.task.check_input(("a", "a"))
         for count in (1, 4, 16):
             encoded = self.encode([text] * count, left=False)
-            answer = self.scheduler.submit(encoded.features, self.model.method.dial.off, 600.0).result()
-            self.model.decode(encoded, answer.logits, answer.trace)
+            self.scheduler.submit(encoded, self.model.method.dial.off, 600.0).result()
         self.scheduler.watch = self.metrics.rows.observe
         self.scheduler.accepted = self.scheduler.answered = 0
 
     # ---- answers
 
-    async def answer(self, request: Request, inputs: Sequence[Any], options: Options, *, left: bool = False) -> Result:
-        """The answers to these inputs, each in the form that the model's task takes."""
+    async def answer(self, request: Request, inputs: Sequence[Any], options: Options, *, left: bool = False) -> Answer:
+        """Answer these inputs, each in the form that the model's task takes."""
         check_some(inputs)
         if len(inputs) > self.batch:
             raise too_large(f"at most {self.batch} inputs", f"{len(inputs)}. Send fewer at once")
@@ -107,11 +97,10 @@ class Served:
         if encoded.truncated and not options.truncate:
             raise self.too_long(encoded.truncated)
         seconds = self.seconds_of(options)
-        future = accepted(self.scheduler.submit, encoded.features, dial, seconds)
-        answer = await wanted(request, future, seconds)
-        predictions = self.model.decode(encoded, answer.logits, answer.trace).answers
-        self.metrics.answered(predictions, answer)
-        return Result(predictions, answer.logits, answer)
+        future = accepted(self.scheduler.submit, encoded, dial, seconds)
+        answer: Answer = await wanted(request, future, seconds)
+        self.metrics.answered(answer)
+        return answer
 
     def encode(self, texts: Sequence[tuple[str, ...]], left: bool) -> Encoded:
         model = self.model
@@ -119,7 +108,7 @@ class Served:
         return model.task.encode(tokenizer, texts, model.max_length, words=model.method.reads_words)
 
     async def explain(self, request: Request, body: ExplainRequest) -> dict[str, Any]:
-        """What became of each token; between two layers of what else goes on."""
+        """Explain one input. It runs alone, between two layers of other requests."""
         from stretto.view.explain import explain
 
         check_some([body.inputs])
@@ -138,7 +127,7 @@ class Served:
             f"{count} that are longer. Shorten them, or set truncate to true",
         )
 
-    # ---- what requests may say
+    # ---- options of a request
 
     def dial_of(self, options: Options) -> float:
         model = self.model
@@ -186,7 +175,7 @@ def too_large(expected: str, got: str) -> Refused:
 
 
 def check_some(inputs: Sequence[Any]) -> None:
-    """Refuse no inputs, and inputs without a character."""
+    """Refuse an empty list, and inputs without text."""
 
     def empty(value: Any) -> bool:
         return not value or (not isinstance(value, str) and any(not part for part in value))
@@ -196,17 +185,17 @@ def check_some(inputs: Sequence[Any]) -> None:
 
 
 def accepted(submit: Any, *arguments: Any) -> Any:
-    """The future of what a scheduler has taken, or the reason why it did not."""
+    """Submit to a scheduler. Returns its future, or raises the HTTP error if the request is not accepted."""
     try:
         return submit(*arguments)
     except QueueFull:
-        raise Refused(429, "Overloaded", "Expected room in the queue, got a full one. Try again later.") from None
+        raise Refused(*FULL) from None
     except Stopping:
-        raise Refused(503, "Unhealthy", "Expected a running server, got a stopping one. Try another one.") from None
+        raise Refused(*STOPPING) from None
 
 
 async def wanted(request: Request, future: Any, seconds: float) -> Any:
-    """The result of a scheduler's future. Who leaves before it, or waits too long, gives it up."""
+    """Wait for a scheduler's future. It is cancelled if the client leaves, or if it takes too long."""
     answer = asyncio.wrap_future(future)
     leaving = asyncio.ensure_future(disconnected(request))
     try:

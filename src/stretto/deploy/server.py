@@ -1,6 +1,6 @@
-"""The server: routes compatible with text-embeddings-inference, and a few more, over one scheduler per model.
+"""The server: routes compatible with text-embeddings-inference, and a few more. Each model has a scheduler.
 
-Nothing is executed from a model folder, no file is read on behalf of a request, and nothing is loaded from elsewhere.
+Nothing in a model folder is executed, requests cannot name files, and the page loads nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from stretto.deploy.schema import (
     TokensRequest,
     Written,
 )
-from stretto.deploy.served import ClientGone, Refused, Served
+from stretto.deploy.served import STOPPING, ClientGone, Refused, Served, headers_of
 from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
 from stretto.tasks import LabelPrediction, Seq2Seq, SequenceTask, Span, Task, Tokens
 
 STATIC = Path(__file__).parent / "static"
-#: What each code means, for people and for OpenAPI.
+#: What each code means (also in the OpenAPI description).
 CODES = {
     400: "Empty: an input without text",
-    401: "Unauthorized: no or another API key",
-    404: "NotFound: no such model or page",
-    405: "NotFound: another method is needed here",
+    401: "Unauthorized: no API key, or a wrong one",
+    404: "NotFound: no such model or route",
+    405: "NotFound: this route takes another HTTP method",
     413: "TooLarge: body, batch or text",
     415: "Validation: not JSON",
     422: "Validation: not what this route takes",
     424: "WrongModel: the model has another task",
     429: "Overloaded: the queue is full",
-    500: "Backend: the engine has failed",
+    500: "Backend: the engine failed",
     503: "Unhealthy: the server is stopping",
     504: "Deadline: no answer in time",
 }
@@ -76,10 +76,10 @@ class Settings:
     body: int = 2_000_000
     """Bytes per request."""
     seconds: float = 30.0
-    """Time for an answer, unless the request says otherwise."""
+    """Deadline of a request that has none of its own."""
     api_key: str | None = None
     threads: int | None = None
-    """Of torch; None leaves it as it is."""
+    """Threads of torch; None: as torch chooses."""
 
 
 class Server:
@@ -109,16 +109,16 @@ class Server:
                 await asyncio.to_thread(served.scheduler.stop)
 
     def stop_accepting(self) -> None:
-        """From now on new requests are refused (503)."""
+        """Refuse new requests from now on (503)."""
         self.stopping = True
 
     @property
     def full(self) -> bool:
-        """Whether no model takes requests now: then they are refused before they are read."""
+        """Whether the queues of all models are full: then requests are refused before they are read."""
         return all(served.scheduler.full for served in self.served.values())
 
     def named(self, name: str | None, kind: Any) -> Served:
-        """The model of that name, or the first, whose task is of that `kind` (a class, or one of several)."""
+        """The model of this name (None: the first) whose task is of this `kind` (a class, or several)."""
         if name is not None and name not in self.served:
             raise Refused(404, "NotFound", f"Expected a model among {', '.join(self.served)}; got '{name:.60}'.")
         candidates = self.served.values() if name is None else [self.served[name]]
@@ -135,7 +135,7 @@ def as_tuple(kind: Any) -> tuple[Any, ...]:
 
 
 def create_app(models: Mapping[str, AdaptiveModel], settings: Settings | None = None) -> FastAPI:
-    """An ASGI app that serves these models by name. The first one answers where no name is given."""
+    """An ASGI app that serves these models by name. The first one is the default."""
     settings = settings or Settings()
     server = Server(models, settings)
     app = FastAPI(
@@ -155,7 +155,7 @@ def create_app(models: Mapping[str, AdaptiveModel], settings: Settings | None = 
 def add_answers(app: FastAPI, server: Server) -> None:
     """The routes that run a model."""
 
-    async def predict(request: Request, response: Response, body: PredictRequest, served: Served) -> Any:
+    async def predict(request: Request, body: PredictRequest, served: Served) -> Any:
         inputs, is_batch = body.inputs, isinstance(body.inputs, list) and any(isinstance(e, list) for e in body.inputs)
         if isinstance(inputs, list) and not is_batch and len(inputs) > 2:
             raise StrettoError(
@@ -164,26 +164,22 @@ def add_answers(app: FastAPI, server: Server) -> None:
             )
         left = body.truncation_direction.lower() == "left"
         result = await served.answer(request, inputs if is_batch else [inputs], body, left=left)
-        response.headers.update(result.headers)
         rows = [
             scores_of(served.model.task, each, logits.tolist() if body.raw_scores else None)
             for each, logits in zip(result.predictions, result.logits, strict=True)
         ]
-        return rows if is_batch else rows[0]
+        # a finished response: FastAPI would check it against the schema first, which takes longer than all the above
+        return JSONResponse(rows if is_batch else rows[0], headers=headers_of(result))
 
     @app.post("/predict", responses=ERRORS, tags=["text-embeddings-inference"])
-    async def predict_first(
-        request: Request, response: Response, body: PredictRequest
-    ) -> list[Score] | list[list[Score]]:
-        """Labels with their scores, best first, by the first model that gives some."""
-        return await predict(request, response, body, server.named(None, SequenceTask))
+    async def predict_first(request: Request, body: PredictRequest) -> list[Score] | list[list[Score]]:
+        """Labels with their scores, best first. The first model that gives labels or values answers."""
+        return await predict(request, body, server.named(None, SequenceTask))
 
     @app.post("/predict/{model}", responses=NAMED)
-    async def predict_named(
-        request: Request, response: Response, body: PredictRequest, model: str
-    ) -> list[Score] | list[list[Score]]:
-        """The same by a model of your choice."""
-        return await predict(request, response, body, server.named(model, SequenceTask))
+    async def predict_named(request: Request, body: PredictRequest, model: str) -> list[Score] | list[list[Score]]:
+        """The same, by the model of this name."""
+        return await predict(request, body, server.named(model, SequenceTask))
 
     @app.post("/tokens", responses=NAMED)
     async def tokens(
@@ -192,7 +188,7 @@ def add_answers(app: FastAPI, server: Server) -> None:
         """A tag for every word, and the entities they make."""
         is_batch = isinstance(body.inputs, list)
         result = await server.named(model, Tokens).answer(request, body.inputs if is_batch else [body.inputs], body)
-        response.headers.update(result.headers)
+        response.headers.update(headers_of(result))
         answers = [Tags(**asdict(each)) for each in result.predictions]
         return answers if is_batch else answers[0]
 
@@ -200,7 +196,7 @@ def add_answers(app: FastAPI, server: Server) -> None:
     async def answer(request: Request, response: Response, body: AnswerRequest, model: ModelName = None) -> SpanAnswer:
         """The part of the context that answers the question."""
         result = await server.named(model, Span).answer(request, [(body.question, body.context)], body)
-        response.headers.update(result.headers)
+        response.headers.update(headers_of(result))
         return SpanAnswer(**asdict(result.predictions[0]))
 
     @app.post("/generate", responses=NAMED)
@@ -210,7 +206,7 @@ def add_answers(app: FastAPI, server: Server) -> None:
         """The text that the model writes for a text, such as its translation."""
         is_batch = isinstance(body.inputs, list)
         result = await server.named(model, Seq2Seq).answer(request, body.inputs if is_batch else [body.inputs], body)
-        response.headers.update(result.headers)
+        response.headers.update(headers_of(result))
         answers = [Written(**asdict(each)) for each in result.predictions]
         return answers if is_batch else answers[0]
 
@@ -220,20 +216,20 @@ def add_answers(app: FastAPI, server: Server) -> None:
         return Explained(**await server.named(model, (SequenceTask, Tokens, Span)).explain(request, body))
 
 
-def scores_of(task: Task, prediction: LabelPrediction, logits: list[float] | None) -> list[Score]:
-    """As text-embeddings-inference has them: every label, the best first."""
+def scores_of(task: Task, prediction: LabelPrediction, logits: list[float] | None) -> list[dict[str, Any]]:
+    """Every label with its score, best first (`Score`), as in text-embeddings-inference."""
     if logits is not None:
         scores = dict(zip(task.label_names or ["value"], logits, strict=True))
     elif prediction.probabilities is None:
         scores = {"value": float(prediction.label)}
     else:
         scores = prediction.probabilities
-    found = [Score(label=label, score=score) for label, score in scores.items()]
-    return sorted(found, key=lambda each: each.score, reverse=True)
+    ordered = sorted(scores.items(), key=lambda each: each[1], reverse=True)
+    return [{"label": label, "score": score} for label, score in ordered]
 
 
 def add_views(app: FastAPI, server: Server) -> None:
-    """The routes that show something."""
+    """The routes that show something: models, metrics, the page."""
 
     @app.get("/info", responses={401: ERRORS[401]}, tags=["text-embeddings-inference"])
     async def info() -> Info:
@@ -253,7 +249,7 @@ def add_views(app: FastAPI, server: Server) -> None:
     async def health() -> dict[str, str]:
         """200 while requests are taken."""
         if server.stopping:
-            raise Refused(503, "Unhealthy", "Expected a running server, got one that is stopping.")
+            raise Refused(*STOPPING)
         return {"status": "ok"}
 
     @app.get(
@@ -285,7 +281,7 @@ def add_views(app: FastAPI, server: Server) -> None:
 
 
 def add_errors(app: FastAPI) -> None:
-    """Every error has the same form, and none shows more than its reason."""
+    """Every error has the same form: a reason and its kind, never a traceback."""
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> JSONResponse:
@@ -308,15 +304,15 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ClientGone)
     async def gone(request: Request, error: ClientGone) -> Response:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # for the metrics: the client does not read it
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": "The engine has failed; the log says why.", "error_type": "Backend"}, 500)
+        return JSONResponse({"error": "The engine failed. The log has the reason.", "error_type": "Backend"}, 500)
 
 
 def secure(app: FastAPI) -> None:
-    """Say in the OpenAPI description that a key is needed; `Gate` asks for it."""
+    """Add the key to the OpenAPI description; `Gate` checks it."""
     described = app.openapi
 
     def openapi() -> dict[str, Any]:

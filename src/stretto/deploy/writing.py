@@ -1,6 +1,6 @@
-"""Texts that are written token by token: what stands in the place of `Stepping` in the engine loop of such a model.
+"""The engine loop of a model that writes texts token by token: this class takes the place of `Stepping`.
 
-Sentences come in together, are written together, and are handed out together; the next ones come in after that.
+A few sentences are admitted together, written together, and answered together. Then the next ones are admitted.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from stretto.engine.written import Text, TextTrace
 from stretto.model import AdaptiveModel
 from stretto.state import Inputs
 
-#: The part of the tokens that a loop takes at once which sentences may have: each is followed by a text of its own.
+#: The fraction of `Limits.live_tokens` for the sentences: the texts that are written need room too.
 SHARE = 1 / 4
 
 
 @dataclass(frozen=True)
 class WrittenText:
-    """As `Finished`, with a text in the place of logits."""
+    """As `Finished`, with a text instead of logits."""
 
     id: int
     logits: Text
@@ -30,7 +30,7 @@ class WrittenText:
 
 class Writing:
     parts: Mapping[int, Sequence[Part]] = {}
-    """Nobody waits between two layers."""
+    """Empty: no sequence waits between two layers."""
 
     def __init__(self, model: AdaptiveModel) -> None:
         self.model = model
@@ -38,14 +38,14 @@ class Writing:
         self._ids = range(0)
 
     def add(self, inputs: Inputs, dial: Tensor) -> range:
-        """Let these sentences in, when all before have left; their numbers, in order."""
+        """Admit sentences, after all earlier ones have left; returns their numbers, in order."""
         assert self._waiting is None
         self._waiting = (inputs, dial)
         self._ids = range(self._ids.stop, self._ids.stop + len(inputs.input_ids))
         return self._ids
 
     def step(self) -> list[WrittenText]:
-        """Write what has come in."""
+        """Write the texts of the admitted sentences."""
         if self._waiting is None:
             return []
         inputs, dials = self._waiting
@@ -58,6 +58,6 @@ class Writing:
         ]
 
     def forget(self, ids: Collection[int]) -> None:
-        """Write nothing if nobody waits for it; a part of the sentences is written all the same."""
+        """Do not write texts that nobody waits for. If some of the sentences are wanted, all are written."""
         if set(self._ids) <= set(ids):
             self._waiting = None
