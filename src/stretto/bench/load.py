@@ -39,6 +39,8 @@ class Reply:
     """The HTTP code; 0: no answer."""
     seconds: float
     """From the moment it was due."""
+    late: float
+    """Seconds between the moment it was due and the moment it was sent: the client's own delay."""
     body: bytes
     question: Question
 
@@ -127,18 +129,20 @@ class Client:
     async def ask(self, question: Question, due: float) -> Reply:
         loop = asyncio.get_running_loop()
         connection: Connection | None = None
+        late = 0.0
         try:
             connection = await self.connection()
+            late = loop.time() - due
             status, body = await connection.ask(question.raw)
         except OSError:  # refused, reset, or late
-            return Reply(0, loop.time() - due, b"", question)
+            return Reply(0, loop.time() - due, late, b"", question)
         finally:
             if connection is not None and self.keep and connection.transport is not None:
                 self.idle.append(connection)
             elif connection is not None:
                 connection.end(ConnectionAbortedError())
                 self.open -= 1
-        return Reply(status, loop.time() - due, body, question)
+        return Reply(status, loop.time() - due, late, body, question)
 
     async def connection(self) -> Connection:
         while self.idle:

@@ -264,6 +264,7 @@ async def watched(server: Running, name: str, rate: float | None, work: Any) -> 
         wrong=sum(reply.question.expected not in (None, reply.label) for reply in answered),
         throughput=len(answered) / measured.seconds, p50_ms=quantile(times, 0.5), p95_ms=quantile(times, 0.95),
         p99_ms=quantile(times, 0.99), refusal_p99_ms=quantile(refusals, 0.99), memory_mb=round(most, 1),
+        late_p99_ms=quantile(sorted(1000 * reply.late for reply in replies), 0.99),
     )  # fmt: skip
 
 
