@@ -1,0 +1,45 @@
+"""The list of mutants (`tests/mutants`): it fits the source, and its summary is complete. `make mutants` runs them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent / "mutants")]
+
+from listed import ROOT, SOURCE, SUMMARY, Mutant, mutants  # noqa: E402
+
+LISTED = mutants()
+#: What the list must speak of.
+FOLDERS = {"methods", "engine", "budget", "training", "tasks"}
+
+
+@pytest.mark.parametrize("mutant", LISTED, ids=[mutant.key for mutant in LISTED])
+def test_a_mutant_changes_the_source(mutant: Mutant) -> None:
+    """Its fragment occurs once, the changed file is Python, and the tests it names are there."""
+    changed = ast.dump(ast.parse(mutant.apply(SOURCE)))
+    assert changed != ast.dump(ast.parse((SOURCE / "stretto" / mutant.file).read_text(encoding="utf-8")))
+    files = [argument for argument in mutant.tests if argument.startswith("tests/")]
+    assert files and all((ROOT / file).exists() for file in files)
+
+
+def test_the_list_is_long_and_spread() -> None:
+    assert len({mutant.key for mutant in LISTED}) == len(LISTED) >= 60
+    assert {mutant.file.partition("/")[0] for mutant in LISTED} >= FOLDERS
+
+
+def test_every_mutant_was_run_and_every_survivor_is_explained() -> None:
+    rows = {row["mutant"]: row for row in json.loads(SUMMARY.read_text(encoding="utf-8"))["mutants"]}
+    assert set(rows) == {mutant.key for mutant in LISTED}, "Run make mutants."
+    survivors = {key for key, row in rows.items() if row["result"] == "survived"}
+    assert survivors == {mutant.key for mutant in LISTED if mutant.explained}
+
+
+def test_a_fragment_that_is_gone_is_an_error() -> None:
+    gone = Mutant("errors.py", "gone", "no such line", "", ())
+    with pytest.raises(ValueError, match=r"once in errors\.py, got it 0 times"):
+        gone.apply(SOURCE)
