@@ -12,6 +12,7 @@ import pytest
 from commands import run
 from tiny import tiny_model, tiny_reviews
 
+from stretto.bench import clock as bench_clock
 from stretto.bench import rows as bench_rows
 from stretto.bench.compare import Comparison, Only
 from stretto.bench.results import FULL, HF, HF_SORTED, Point, Results, Row
@@ -108,6 +109,9 @@ def test_from_a_suite_to_the_page(world: Path) -> None:
     assert set(times["2"].ratios) == {FULL, HF, HF_SORTED}
     assert times["2"].products_tracking is not None and times["stream"].products_tracking is None
     assert "Score over time" in (world / "work" / "report.html").read_text()
+    assert "| deebert, int8 | " in (world / "work" / "report.md").read_text()
+    planned = run("compare", world / "suite.yaml", *flags, "--clock", "--plan")
+    assert planned.exit_code == 0 and " nothing " in planned.stdout
 
 
 def test_a_killed_run_resumes(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +135,52 @@ def test_a_killed_run_resumes(world: Path, monkeypatch: pytest.MonkeyPatch) -> N
     suite = (world / "suite.yaml").read_text()
     (world / "suite.yaml").write_text(suite.replace("exit_epochs: 1", "exit_epochs: 2"))
     with pytest.raises(StrettoError, match="with the settings of"):
+        comparison(world, "method=deebert").run()
+
+
+def test_a_killed_clock_resumes(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was timed at one batch size stays; other threads are another clock."""
+    suite = (world / "suite.yaml").read_text()
+    (world / "suite.yaml").write_text(suite.replace("batch_sizes: [2]", "batch_sizes: [1, 2]"))
+    comparison(world, "method=deebert").run()
+    sizes: list[int] = []
+    interleaved = bench_clock.interleaved
+
+    def killed(contenders: Any, *rest: Any) -> Any:
+        sizes.append(len(contenders[0].steps))
+        if len(sizes) == 2:
+            raise KeyboardInterrupt
+        return interleaved(contenders, *rest)
+
+    monkeypatch.setattr(bench_clock, "interleaved", killed)
+    with pytest.raises(KeyboardInterrupt):
+        comparison(world, "method=deebert").clock()
+    rows = Results.load(world / "work" / "results.json").rows
+    assert {clock.batch for row in rows for clock in row.clock} == {1}
+    (line,) = comparison(world, "method=deebert").plan_clock()
+    assert line["to time"] == "2, stream" and line["hours"] > 0
+    comparison(world, "method=deebert").clock()
+    assert sizes == [4, 2, 2, 12]  # 4 texts one by one; in twos, killed and once more; a stream of 24 in twos
+    comparison(world, "method=deebert").clock()
+    assert len(sizes) == 4
+    comparison(world, "method=deebert").clock(retime=True)
+    assert len(sizes) == 7
+    full, exits = (row for row in Results.load(world / "work" / "results.json").rows if row.clock)
+    assert [(clock.batch, clock.stream) for clock in full.clock if clock.dtype == "float32"] == [
+        (1, False), (2, False), (2, True)
+    ]  # fmt: skip
+    assert {clock.dtype for clock in exits.clock} == {"float32", "int8"}
+
+
+def test_a_model_that_was_trained_otherwise_is_refused(world: Path) -> None:
+    """Killed between its training and its row, and the suite changed meanwhile."""
+    made = comparison(world, "method=deebert")
+    made.run()
+    made.results.rows = [row for row in made.results.rows if row.name == "full"]
+    made.results.write()
+    suite = (world / "suite.yaml").read_text()
+    (world / "suite.yaml").write_text(suite.replace("exit_epochs: 1", "exit_epochs: 2"))
+    with pytest.raises(StrettoError, match=r"with the settings \{'exit_epochs': 2\} in"):
         comparison(world, "method=deebert").run()
 
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from browser import chromium_page, needs_chromium
+from playwright.sync_api import expect
 from serving import serving
 from tiny import tiny_model
 
 from stretto.deploy.server import Settings, create_app
 from stretto.saving.points import OperatingPoint
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
-
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM.exists(), reason="THE PAGE WAS NOT TESTED: no /usr/bin/chromium (apt-get install chromium)"
-)
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +31,8 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def page() -> Iterator[Any]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        yield browser.new_page()
-        browser.close()
+    with chromium_page() as opened:
+        yield opened
 
 
 def test_the_page_shows_answers_tokens_and_points(address: str, page: Any) -> None:

@@ -17,11 +17,13 @@ import importlib
 import json
 import os
 import py_compile
+import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,8 +42,8 @@ PRELOADED = (
     "accelerate", "datasets", "hypothesis", "scipy.stats", "seqeval.metrics.sequence_labeling", "sklearn.metrics",
     "transformers.models.bert.modeling_bert", "transformers.trainer", "typer.testing", "mapie.risk_control",
 )  # fmt: skip
-#: Seconds after which the tests of a mutant are stopped.
-LONGEST = 300
+#: Seconds of processor time, and of any time, after which the tests of a mutant are stopped.
+LONGEST, LONGEST_WAIT = 150, 1500
 
 
 class FirstFailure:
@@ -59,7 +61,7 @@ class FirstFailure:
             self.path.write_text(f"{report.nodeid} (collection)", encoding="utf-8")
 
 
-def in_child(source: Path, tests: Sequence[str], log: Path, seconds: float) -> tuple[str, str]:
+def in_child(source: Path, tests: Sequence[str], log: Path) -> tuple[str, str]:
     """Run tests on a source folder: 'passed', 'failed', 'timeout' or 'not run', and the first test that failed."""
     failure = log.with_suffix(".failed")
     failure.unlink(missing_ok=True)
@@ -68,6 +70,7 @@ def in_child(source: Path, tests: Sequence[str], log: Path, seconds: float) -> t
         code = 3
         try:
             os.setpgid(0, 0)
+            resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST))
             stream = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
             for number in (1, 2):
                 os.dup2(stream, number)
@@ -75,18 +78,21 @@ def in_child(source: Path, tests: Sequence[str], log: Path, seconds: float) -> t
             sys.path[:0] = [str(source)]
             os.environ["PYTHONPATH"] = str(source)
             code = int(pytest.main(["-x", "-p", "no:cacheprovider", *tests], plugins=[FirstFailure(failure)]))
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(code)
-    until = time.monotonic() + seconds
+    until = time.monotonic() + LONGEST_WAIT
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
         if time.monotonic() > until:
             with suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return "timeout", ""
         time.sleep(0.05)
-    if os.waitstatus_to_exitcode(ended[1]) == 0:
-        return "passed", ""
+    code = os.waitstatus_to_exitcode(ended[1])
+    if code <= 0:
+        return "passed" if code == 0 else "timeout", ""
     if not failure.exists():  # no test was chosen, or pytest itself failed
         return "not run", " ".join(log.read_text(encoding="utf-8")[-300:].split())
     return "failed", failure.read_text(encoding="utf-8")
@@ -106,7 +112,7 @@ def failing_unchanged(listed: Sequence[Mutant], source: Path, place: Path) -> se
     """The tests that do not pass without a mutant, and so can tell nothing of one."""
     found = set()
     for tests in tqdm(list(dict.fromkeys(mutant.tests for mutant in listed)), desc="without mutants"):
-        outcome, failed = in_child(source, tests, place / "unchanged.log", LONGEST)
+        outcome, failed = in_child(source, tests, place / "unchanged.log")
         if outcome != "passed":
             tqdm.write(f"{outcome} without a mutant: {' '.join(tests)} ({failed})")
             found.add(tests)
@@ -120,7 +126,7 @@ def try_out(mutant: Mutant, source: Path, place: Path) -> dict[str, Any]:
     began = time.monotonic()
     path.write_text(changed, encoding="utf-8")
     try:
-        outcome, failed = in_child(source, mutant.tests, place / "mutant.log", LONGEST)
+        outcome, failed = in_child(source, mutant.tests, place / "mutant.log")
     finally:
         path.write_text(before, encoding="utf-8")
     result = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)

@@ -233,6 +233,25 @@ def test_savings_are_counted_from_the_full_model_of_before(tmp_path: Path, monke
     assert not (tmp_path / "out.work").exists()
 
 
+def test_a_checkpoint_that_loses_much_is_not_kept_for_its_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three checkpoints: the cheapest of those that lose at most a point; not the cheapest, nor the best."""
+    measured, kept = iter([(0.895, 0.5), (0.5, 0.1), (0.9, 0.6)]), []
+    load = StageTrainer._load_best_model
+
+    def watched(trainer: StageTrainer) -> None:
+        kept.append(trainer.state.best_global_step)
+        load(trainer)
+
+    monkeypatch.setattr(StageTrainer, "score", lambda trainer, dials: next(measured))
+    monkeypatch.setattr(StageTrainer, "_load_best_model", watched)
+    monkeypatch.setattr("stretto.training.material.Material.full_score", lambda *_: 0.9)
+    model, skip = learner("adapler", retrain_epochs=3), ("backbone", "adaptive")
+    train(model, tiny_reviews(32), tiny_reviews(16), tmp_path / "out", skip=skip, **QUICK)
+    assert kept == [2]  # the first epoch
+
+
 def test_thresholds_move_fast_enough_and_are_clipped_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates, norms, step = [], [], torch.optim.AdamW.step
 

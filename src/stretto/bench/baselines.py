@@ -21,6 +21,7 @@ from stretto.engine.cost import full_flops
 from stretto.engine.linear import product
 from stretto.engine.packed import PackedEngine
 from stretto.model import AdaptiveModel
+from stretto.saving.files import replacing_file
 from stretto.state import Inputs, Trace
 
 #: Texts that are scored at once.
@@ -149,9 +150,9 @@ class OnnxRuntime:
             names = known_names(self.model)
             example = (ids, ids.triu(), ids.clone())[: len(names)]  # each its own: one tensor would become one input
             dimensions = {0: torch.export.Dim("batch"), 1: torch.export.Dim("columns")}
-            with quiet_exporter(), torch.no_grad():
+            with quiet_exporter(), torch.no_grad(), replacing_file(path) as unfinished:
                 torch.onnx.export(
-                    LogitsAlone(self.model), example, path, dynamo=True, verbose=False,
+                    LogitsAlone(self.model), example, unfinished, dynamo=True, verbose=False,
                     input_names=names, output_names=["logits"], dynamic_shapes=(dimensions,) * len(names),
                     external_data=False,
                 )  # fmt: skip

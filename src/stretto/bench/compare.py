@@ -13,13 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stretto.bench.clock import timed_rows
-from stretto.bench.plan import plan_rows
+from stretto.bench.clock import TimedSet, with_clocks
+from stretto.bench.plan import plan_clocks, plan_rows
 from stretto.bench.results import Results, Row
 from stretto.bench.rows import Bench, Places, plain
 from stretto.bench.suite import FULL_ROW, Suite
 from stretto.bench.summary import compared, write_report
-from stretto.errors import StrettoError, counted
+from stretto.errors import StrettoError
 from stretto.saving.files import write_text
 
 FILTERS = ("set", "method", "seed")
@@ -134,16 +134,33 @@ class Comparison:
                 self.results.put(row)
                 self.report()
 
-    def clock(self) -> None:
-        """Time what has been trained."""
+    def timed_sets(self) -> Iterator[TimedSet]:
+        """What has been trained, to be timed."""
         for bench in self.benches():
-            names = [name for name in self.rows(bench) if self.row(bench, name) is not None]
-            rows = {name: row for name in names if (row := self.row(bench, name)) is not None}
+            rows = {name: row for name in self.rows(bench) if (row := self.row(bench, name)) is not None}
             if rows:
-                self.say(f"{bench.set}, {bench.model}, seed {bench.seed}: timing {counted(len(rows), 'row')}")
-                for row in timed_rows(bench, rows):
-                    self.results.put(row)
-                self.report()
+                yield TimedSet(bench, rows)
+
+    def plan_clock(self, retime: bool = False) -> list[dict[str, Any]]:
+        return plan_clocks([(timed, self.untimed(timed, retime)) for timed in self.timed_sets()])
+
+    def untimed(self, timed: TimedSet, retime: bool) -> list[tuple[int, bool]]:
+        return [each for each in timed.passes if retime or not timed.is_done(*each)]
+
+    def clock(self, retime: bool = False) -> None:
+        """Time what has been trained, and not been timed yet (`retime`: all)."""
+        for timed in self.timed_sets():
+            bench = timed.bench
+            for size, stream in self.untimed(timed, retime):
+                how = f"a stream of batches of {size}" if stream else f"batches of {size}"
+                self.say(f"{bench.set}, {bench.model}, seed {bench.seed}: timing {how}")
+                found = timed.time(size, stream)
+                for name in timed.rows:
+                    row = self.row(bench, name)
+                    assert row is not None
+                    self.results.replace(with_clocks(row, size, stream, found[name]))
+                self.results.write()
+            self.report()
 
     # ---- reports
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from stretto.bench.clock import STREAM_FACTOR, TimedSet
 from stretto.bench.rows import BATCH, Bench
 from stretto.bench.suite import BASELINES, Recipe
 from stretto.budget.search import SearchSettings
@@ -27,6 +28,8 @@ from stretto.tasks import TASKS
 
 #: An adaptive run at an average dial, as a part of a full pass.
 AVERAGE_COST = 0.6
+#: Runs of a contender beside its timed rounds: its FLOPs are counted, and it is warmed up.
+WARM_UP = 1.5
 
 
 @dataclass(frozen=True)
@@ -130,3 +133,37 @@ def plan_rows(benches: Sequence[tuple[Bench, Sequence[str]]]) -> list[dict[str, 
             }
         )
     return lines
+
+
+def plan_clocks(timed: Sequence[tuple[TimedSet, Sequence[tuple[int, bool]]]]) -> list[dict[str, Any]]:
+    """A line per set, encoder and seed: what is still to be timed and about how long it will take."""
+    paces: dict[tuple[str, str], Pace] = {}
+    lines: list[dict[str, Any]] = []
+    for each, passes in timed:
+        bench, hours = each.bench, 0.0
+        key = bench.set, bench.model
+        if passes:
+            paces[key] = paces.get(key) or pace(bench)
+            texts = sum(
+                min(bench.spec.timed * (STREAM_FACTOR if stream else 1), len(bench.parts["test"]))
+                for _, stream in passes
+            )
+            shares = sum(each.rows[name].points[0].cost for name in each.baselines)
+            shares += 1 + sum(cost_of(each, *wanted) for wanted in each.wanted)
+            runs = bench.spec.rounds + WARM_UP
+            hours = texts * paces[key].text * shares * runs / 3600
+        lines.append(
+            {
+                "set": bench.set,
+                "model": bench.model,
+                "seed": bench.seed,
+                "to time": ", ".join("stream" if stream else str(size) for size, stream in passes) or "nothing",
+                "contenders": 1 + len(each.baselines) + len(each.wanted),
+                "hours": hours,
+            }
+        )
+    return lines
+
+
+def cost_of(timed: TimedSet, row: str, dial: float, dtype: str) -> float:
+    return next(point.cost for point in timed.rows[row].on("test", dtype) if point.dial == dial)

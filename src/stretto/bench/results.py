@@ -216,12 +216,16 @@ class Results:
 
     def put(self, row: Row) -> None:
         """Add a row, or replace the one with its key, and write the file."""
+        self.replace(row)
+        self.write()
+
+    def replace(self, row: Row) -> None:
+        """The same, in memory only: for several rows that belong together."""
         places = [index for index, other in enumerate(self.rows) if other.key == row.key]
         if places:
             self.rows[places[0]] = row
         else:
             self.rows.append(row)
-        self.write()
 
     def to_json(self) -> dict[str, Any]:
         content = {"format": FORMAT, "suite": self.suite, "rows": [row.to_json() for row in self.rows]}

@@ -48,6 +48,8 @@ from stretto.view.rationales import agreement, load_rationales
 
 #: Bins of the histogram of tokens that are left in the last layer run.
 BINS = 10
+#: Settings that a search writes.
+SEARCHED = frozenset({"costs", "frontier", "thresholds"})
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,15 @@ class Bench:
                 return AdaptiveModel.from_pretrained(weights, recipe.method, dtype=dtype, **recipe.settings)
             if not (self.folder / row).exists():
                 self.fit(row, recipe)
-            return AdaptiveModel.from_pretrained(self.folder / row, dtype=dtype)
+            model = AdaptiveModel.from_pretrained(self.folder / row, dtype=dtype)
+        wanted = {name: value for name, value in recipe.settings.items() if name not in SEARCHED}
+        trained = {name: getattr(model.method.config, name) for name in wanted}
+        if plain(trained) != plain(wanted):
+            raise StrettoError(
+                f"Expected a model with the settings {wanted} in '{self.folder / row}', got one with {trained}. "
+                "Choose another --output, or delete that folder."
+            )
+        return model
 
     def fit(self, row: str, recipe: Recipe) -> None:
         spec = self.spec

@@ -9,7 +9,7 @@ from typing import Any
 
 from stretto.bench.page import page
 from stretto.bench.report.groups import Group, by_batch, by_set, groups_of, mean
-from stretto.bench.results import FULL, HF, HF_SORTED, ONNX_INT8, Point, Results, Row
+from stretto.bench.results import FULL, HF, HF_SORTED, ONNX_INT8, Clock, Point, Results, Row
 from stretto.bench.suite import BASELINES, Suite
 from stretto.saving.files import write_text
 from stretto.view.tables import markdown_table
@@ -96,7 +96,11 @@ def table(results: Results) -> str:
     for seeds in by_set(groups_of(results.rows)):
         first = seeds[0]
         names = dict.fromkeys(name for group in seeds for name in group.rows)
-        lines = [line(name, seeds, volumes.get((first.any.set, first.any.model), {}).get(name)) for name in names]
+        lines = [
+            each
+            for name in names
+            for each in lines_of(name, seeds, volumes.get((first.any.set, first.any.model), {}).get(name))
+        ]
         trained = ", ".join(dict.fromkeys(str(group.full.n_train) for group in seeds))
         parts += [
             f"## {first.title}",
@@ -106,6 +110,38 @@ def table(results: Results) -> str:
             markdown_table(lines),
         ]
     return "\n\n".join(parts)
+
+
+def lines_of(name: str, seeds: Sequence[Group], volume: Sequence[float] | None) -> list[dict[str, Any]]:
+    """A row of the results in the table, and once more in int8 if it was measured so."""
+    lines = [line(name, seeds, volume)]
+    rows = [group.rows[name] for group in seeds if name in group.rows]
+    if name not in BASELINES and all(row.on("test", "int8") for row in rows):
+        lines.append(int8_line(name, rows))
+    return lines
+
+
+def int8_line(name: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """At the default dial (the cheapest within a point of the dial off), if there is another than off."""
+    off, *chosen = zip(*(row.on("test", "int8")[:2] for row in rows), strict=False)
+    timed = next((row for row in rows if any(clock.dtype == "int8" for clock in row.clock)), None)
+    shown = chosen[0] if chosen else off
+    times = {} if timed is None else timed.times(shown[rows.index(timed)].dial, "int8")
+    return {
+        "row": f"{name}, int8",
+        "dial off": mean([100 * point.score for point in off]),
+        "within a point on dev": "–" if shown is off else mean([100 * point.score for point in shown]),
+        "cost": mean([point.cost for point in shown], 3),
+        "hypervolume": "–",
+        **time_columns(times),
+    }
+
+
+def time_columns(times: dict[str, Clock]) -> dict[str, str]:
+    return {
+        f"× {title} 1 / 8 / 32 / stream": by_batch(times, what) or "–"
+        for title, what in (("full", FULL), ("HF", HF), ("HF sorted", HF_SORTED), ("ONNX int8", ONNX_INT8))
+    }
 
 
 def line(name: str, seeds: Sequence[Group], volume: Sequence[float] | None) -> dict[str, Any]:
@@ -126,10 +162,7 @@ def line(name: str, seeds: Sequence[Group], volume: Sequence[float] | None) -> d
         "within a point on dev": mean([100 * point.score for point in chosen]) if is_complete else "–",
         "cost": mean([point.cost for point in (chosen if is_complete else off)], 3),
         "hypervolume": mean(volume, 3) if volume else "–",
-        **{
-            f"× {title} 1 / 8 / 32 / stream": by_batch(times, what) or "–"
-            for title, what in (("full", FULL), ("HF", HF), ("HF sorted", HF_SORTED), ("ONNX int8", ONNX_INT8))
-        },
+        **time_columns(times),
     }
 
 

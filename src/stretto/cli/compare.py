@@ -35,6 +35,7 @@ def compare(
     only: Annotated[str | None, Option(help="A part of the suite: set=trec,method=deebert,seed=42.")] = None,
     plan: Annotated[bool, Option("--plan", help="Print what would run and the estimated hours, and stop.")] = False,
     clock: Annotated[bool, Option("--clock", help="Time what has been trained; train nothing.")] = False,
+    retime: Annotated[bool, Option("--retime", help="With --clock: time again what has been timed.")] = False,
     threads: Annotated[int, Option(min=1, help="Threads.")] = 1,
 ) -> None:
     """Train and compare methods as a suite describes: one JSON, one Markdown table, one HTML page."""
@@ -52,15 +53,14 @@ def compare(
         loaded, Places(data, models, work), Path(results or work / "results.json"), Only.read(only), model, say
     )
     comparison.check()
-    if not clock:
-        rows = comparison.plan()
-        total = sum(row["hours"] for row in rows)
-        show_table(rows, {"hours": ".2f"}, title=f"Time on one core: about {total:.1f} h")
-        if plan:
-            return
+    rows = comparison.plan_clock(retime) if clock else comparison.plan()
+    total = sum(row["hours"] for row in rows)
+    show_table(rows, {"hours": ".2f"}, title=f"Time on one core: about {total:.1f} h")
+    if plan:
+        return
     with keeping(work):
         if clock:
-            comparison.clock()
+            comparison.clock(retime)
         else:
             comparison.run()
         comparison.report()
