@@ -4,46 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from tiny_seq2seq import NUMBERS, SMALL, fresh, number_pairs
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer
 
-from stretto.data import Dataset
 from stretto.errors import StrettoError
-from stretto.methods import METHODS
-from stretto.model import AdaptiveModel, make_config
-from stretto.tasks import Seq2Seq
+from stretto.model import AdaptiveModel
 from stretto.training.run import train
 from stretto.training.scratch import ScratchConfig, from_nothing, joint_tokenizer
-
-NUMBERS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "fünf": "five", "sechs": "six"}
-SMALL = ScratchConfig(
-    d_model=32, encoder_layers=2, decoder_layers=3, attention_heads=4, ffn_dim=64, vocabulary=300, dropout=0.0
-)
-
-
-def number_pairs(count: int, seed: int) -> Dataset:
-    """German numbers and the same in English, in order."""
-    words = random.Random(seed)
-    rows = [words.choices(list(NUMBERS), k=words.randint(1, 3)) for _ in range(count)]
-    texts = [(" ".join(row),) for row in rows]
-    return Dataset(
-        texts, [" ".join(NUMBERS[word] for word in row) for row in rows], None, ["here"] * count, Seq2Seq.form
-    )
-
-
-def fresh(
-    method: str = "depth_adaptive", kind: str = "marian", sizes: ScratchConfig = SMALL, **settings: Any
-) -> AdaptiveModel:
-    encoder, tokenizer = from_nothing(kind, sizes, number_pairs(60, 0), seed=1)
-    method_class = METHODS[method]
-    return AdaptiveModel.put_together(
-        encoder, tokenizer, method_class, make_config(method_class, settings), Seq2Seq(label_smoothing=0.0)
-    )
 
 
 @pytest.fixture(scope="module")

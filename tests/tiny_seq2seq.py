@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from typing import Any
 
 import torch
@@ -16,7 +17,12 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from stretto.data import Dataset
 from stretto.engine.decode_cache import Source
+from stretto.methods import METHODS
+from stretto.model import AdaptiveModel, make_config
+from stretto.tasks import Seq2Seq
+from stretto.training.scratch import ScratchConfig, from_nothing
 
 VOCABULARY, BLOCKS = 61, 4
 PAD, END, START = 0, 1, 2
@@ -24,6 +30,10 @@ PAD, END, START = 0, 1, 2
 #: texts differ and end at different lengths.
 RANDOM = {"marian": (1, 1.5), "bart": (2, 2.5), "t5": (3, 2.5), "t5-gated": (1, 1.5)}
 FAMILIES = tuple(RANDOM)
+NUMBERS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "fünf": "five", "sechs": "six"}
+SMALL = ScratchConfig(
+    d_model=32, encoder_layers=2, decoder_layers=3, attention_heads=4, ffn_dim=64, vocabulary=300, dropout=0.0
+)
 
 
 @functools.cache
@@ -73,3 +83,23 @@ def random_source(lengths: tuple[int, ...], seed: int = 3) -> dict[str, torch.Te
 def encoded(model: Any, batch: dict[str, torch.Tensor]) -> Source:
     """The sources by Hugging Face's own encoder."""
     return Source.padded(model.get_encoder()(**batch).last_hidden_state, batch["attention_mask"])
+
+
+def number_pairs(count: int, seed: int) -> Dataset:
+    """German numbers and the same in English, in order."""
+    words = random.Random(seed)
+    rows = [words.choices(list(NUMBERS), k=words.randint(1, 3)) for _ in range(count)]
+    texts = [(" ".join(row),) for row in rows]
+    return Dataset(
+        texts, [" ".join(NUMBERS[word] for word in row) for row in rows], None, ["here"] * count, Seq2Seq.form
+    )
+
+
+def fresh(
+    method: str = "depth_adaptive", kind: str = "marian", sizes: ScratchConfig = SMALL, **settings: Any
+) -> AdaptiveModel:
+    encoder, tokenizer = from_nothing(kind, sizes, number_pairs(60, 0), seed=1)
+    method_class = METHODS[method]
+    return AdaptiveModel.put_together(
+        encoder, tokenizer, method_class, make_config(method_class, settings), Seq2Seq(label_smoothing=0.0)
+    )

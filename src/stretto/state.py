@@ -95,6 +95,8 @@ class Compared(NamedTuple):
     value: Tensor
     bound: Tensor
     """What the value is compared with: the dial, or what a decider makes of it."""
+    logits: bool = False
+    """Both are logits. `stretto explain` shows them as probabilities."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from stretto.methods.depth_adaptive import block_weights, chosen_block, shift
+from stretto.methods.depth_adaptive import block_weights, lead, shift
 from stretto.methods.oracles import (
     achieved,
     best_block,
@@ -87,4 +87,21 @@ def test_the_dial_shifts_the_decision() -> None:
     dials = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
     torch.testing.assert_close(shift(dials)[1:4], torch.tensor([math.log(3), 0.0, -math.log(3)], dtype=torch.float64))
     logits = torch.tensor([[1.0, 2.0, 1.5]]).expand(5, -1)
-    assert chosen_block(logits, dials).tolist() == [3, 3, 2, 1, 1]
+    biased = logits.double() + shift(dials).clamp(-1e6, 1e6).unsqueeze(1) * torch.arange(1, 4)
+    assert (biased.argmax(dim=1) + 1).tolist() == [3, 3, 2, 1, 1]
+    assert first_block(logits, dials) == [3, 3, 2, 1, 1]
+
+
+def first_block(logits: torch.Tensor, dials: torch.Tensor) -> list[int]:
+    """The first block whose lead is at least the shift; else the last."""
+    leaves = lead(logits) >= shift(dials).unsqueeze(1)
+    return torch.cat([leaves, torch.ones_like(leaves[:, :1])], dim=1).int().argmax(dim=1).add(1).tolist()
+
+
+def test_the_first_sufficient_lead_is_the_argmax() -> None:
+    torch.testing.assert_close(lead(torch.tensor([[1.0, 2.0, 1.5]])), torch.tensor([[-1.0, 0.5]], dtype=torch.float64))
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(400, 6, generator=generator, dtype=torch.float64)
+    dials = torch.rand(400, generator=generator, dtype=torch.float64)
+    biased = logits + shift(dials).unsqueeze(1) * torch.arange(1, 7)
+    assert first_block(logits, dials) == (biased.argmax(dim=1) + 1).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import sys
@@ -14,8 +15,10 @@ import transformers
 from commands import run
 from sources import write
 from tiny import tiny_config
+from typer.main import get_command
 
 from stretto import AdaptiveModel, StrettoError
+from stretto.cli import app
 from stretto.saving.folder import load_config, load_encoder, load_tokenizer
 from stretto.saving.trust import NO_CODE
 from stretto.tasks import Classification
@@ -41,7 +44,19 @@ COMMANDS = {
     "rationales": "rationales MODEL DATA",
     "pretrain": "pretrain DATA OUT --tokenizer MODEL",
     "demo": "demo --model MODEL --data DATA --output OUT",
+    "calibrate": "calibrate MODEL DATA --cost 0.5",
+    "predict many": "predict MODEL DATA --output OUT --workers 2 --format csv",
+    "serve": "serve MODEL",
+    "export": "export MODEL --onnx OUT",
+    "compare": "compare SUITE --model MODEL --data FOLDER --output OUT",
+    "bench guarantee": "bench guarantee MODEL DATA",
+    "bench server": "bench server MODEL DATA",
 }
+#: These start from a plain encoder.
+FROM_ENCODER = ("train", "demo", "compare")
+#: These write down their settings before they open a model.
+NOTED = ("demo", "compare")
+SUITE = "name: s\nabout: a\nmodel: m\nsets: {a: {train: train, test: train, epochs: 1}}\nrecipes: {full: {}}\n"
 
 
 def plant(kind: str, source: Path, target: Path) -> Path:
@@ -54,26 +69,44 @@ def plant(kind: str, source: Path, target: Path) -> Path:
     return marker
 
 
+@pytest.fixture(scope="session")
+def suite(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A suite, with its data beside it."""
+    folder = tmp_path_factory.mktemp("suite")
+    (folder / "train.jsonl.gz").write_bytes(gzip.compress((shared / "train.jsonl").read_bytes()))
+    return write(folder / "suite.yaml", SUITE)
+
+
+def test_every_verb_that_opens_a_model_is_here() -> None:
+    verbs = {name for name in get_command(app).commands if name not in ("methods", "backbones")}
+    assert verbs == {command.split()[0] for command in COMMANDS.values()}
+
+
 @pytest.mark.parametrize("verb", COMMANDS)
 @pytest.mark.parametrize("kind", AUTO_MAPS)
-def test_no_command_executes_code(kind: str, verb: str, shared: Path, tmp_path: Path) -> None:
-    marker = plant(kind, shared / ("encoder" if verb in ("train", "demo") else "model"), tmp_path / "trapped")
-    names = {"MODEL": tmp_path / "trapped", "DATA": shared / "train.jsonl", "OUT": tmp_path / "out"}
+def test_no_command_executes_code(kind: str, verb: str, shared: Path, suite: Path, tmp_path: Path) -> None:
+    marker = plant(kind, shared / ("encoder" if verb in FROM_ENCODER else "model"), tmp_path / "trapped")
+    names = {
+        "MODEL": tmp_path / "trapped", "DATA": shared / "train.jsonl", "OUT": f"{tmp_path / 'out'}/",
+        "SUITE": suite, "FOLDER": suite.parent,
+    }  # fmt: skip
     result = run(*(names.get(word, word) for word in COMMANDS[verb].split()), stdin="y\ny\n")
     assert result.exit_code == 1
     assert "error: Expected a model that runs without code of its own, got" in result.stderr
     assert f"whose {kind.partition(',')[0]} names code to execute" in result.stderr
     assert "[y/N]" not in result.output
     assert not marker.exists()
-    # the demo writes down its settings first
-    assert {path.name for path in tmp_path.iterdir()} - {"out" if verb == "demo" else ""} == {"trapped"}
+    assert {path.name for path in tmp_path.iterdir()} - {"out" if verb in NOTED else ""} == {"trapped"}
 
 
+@pytest.mark.parametrize("method", [None, "deebert", "length_adaptive+deebert"])
+@pytest.mark.parametrize("folder", ["model", "encoder"])
 @pytest.mark.parametrize("kind", AUTO_MAPS)
-def test_python_executes_no_code(kind: str, shared: Path, tmp_path: Path) -> None:
-    marker = plant(kind, shared / "model", tmp_path / "trapped")
+def test_python_executes_no_code(kind: str, folder: str, method: str | None, shared: Path, tmp_path: Path) -> None:
+    marker = plant(kind, shared / folder, tmp_path / "trapped")
+    task = None if folder == "model" else Classification(["bad", "good"])
     with pytest.raises(StrettoError, match="stretto never executes code from a model"):
-        AdaptiveModel.from_pretrained(tmp_path / "trapped")
+        AdaptiveModel.from_pretrained(tmp_path / "trapped", method, task=task)
     assert not marker.exists()
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -34,38 +35,58 @@ from stretto.cli.verbs import HELP, TERMINATED, Verb, Verbs, examples
 
 __all__ = ["app", "main"]
 
+EXAMPLES = """
+stretto demo
+stretto train reviews.csv --model bert-base-uncased --output reviews-model
+stretto evaluate reviews-model test.csv
+echo "A fine film." | stretto predict reviews-model
+stretto COMMAND --help                                 # all options of a command, and more examples
+"""
+BENCH_EXAMPLES = """
+stretto bench model reviews-model test.csv
+stretto bench guarantee reviews-model test.csv
+"""
+
 app = typer.Typer(
     context_settings={"help_option_names": sorted(HELP, reverse=True)},
     cls=Verbs, help="Fewer tokens, fewer layers, same answers: adaptive computation for Hugging Face transformers.",
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    epilog=examples(EXAMPLES),
 )  # fmt: skip
 benches = typer.Typer(
-    cls=Verbs, help="Measure time, and write the tables of the documentation.",
+    cls=Verbs, help="Measure time, check guarantees, and write the tables of the documentation.",
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    epilog=examples(BENCH_EXAMPLES),
 )  # fmt: skip
 
-app.command("pretrain", cls=pretrain.PretrainVerb, epilog=examples(pretrain.EXAMPLES))(pretrain.pretrain)
-app.command("train", cls=train.TrainVerb, epilog=examples(train.EXAMPLES))(train.train)
-app.command("evaluate", cls=Verb, epilog=examples(evaluate.EXAMPLES))(evaluate.evaluate)
-app.command("search", cls=Verb, epilog=examples(search.EXAMPLES))(search.search)
-app.command("calibrate", cls=Verb, epilog=examples(calibrate.EXAMPLES))(calibrate.calibrate)
-app.command("predict", cls=Verb, epilog=examples(predict.EXAMPLES))(predict.predict)
-app.command("explain", cls=Verb, epilog=examples(explain.EXAMPLES))(explain.explain)
-app.command("serve", cls=Verb, epilog=examples(serve.EXAMPLES))(serve.serve)
-app.command("export", cls=Verb, epilog=examples(export.EXAMPLES))(export.export)
-app.command("depths", cls=Verb, epilog=examples(depths.EXAMPLES))(depths.depths)
-app.command("rationales", cls=Verb, epilog=examples(rationales.EXAMPLES))(rationales.rationales)
-app.command("compare", cls=Verb, epilog=examples(compare.EXAMPLES))(compare.compare)
-app.add_typer(benches, name="bench")
-benches.command("engine", cls=Verb, epilog=examples(bench.ENGINE_EXAMPLES))(bench.engine)
-benches.command("decoder", cls=Verb, epilog=examples(bench.DECODER_EXAMPLES))(bench.decoder)
-benches.command("model", cls=Verb, epilog=examples(bench.MODEL_EXAMPLES))(bench.model)
-benches.command("guarantee", cls=Verb, epilog=examples(guarantee.EXAMPLES))(guarantee.guarantee)
-benches.command("server", cls=Verb, epilog=examples(bench.SERVER_EXAMPLES))(bench.server)
-benches.command("report", cls=Verb, epilog=examples(bench.REPORT_EXAMPLES))(bench.report)
-app.command("methods", cls=Verb, epilog=examples(describe.METHODS_EXAMPLES))(describe.methods)
-app.command("backbones", cls=Verb, epilog=examples(describe.BACKBONES_EXAMPLES))(describe.backbones)
-app.command("demo", cls=Verb, epilog=examples(demo.EXAMPLES))(demo.demo)
+
+def add(name: str, verb: Callable[..., None], text: str, short: str, *, to: typer.Typer = app, cls: Any = Verb) -> None:
+    """A verb with its examples, and what the list of verbs says of it."""
+    to.command(name, cls=cls, epilog=examples(text), short_help=short)(verb)
+
+
+add("demo", demo.demo, demo.EXAMPLES, "Run all steps on example data, in minutes.")
+add("train", train.train, train.EXAMPLES, "Train an adaptive model on labelled texts.", cls=train.TrainVerb)
+add("evaluate", evaluate.evaluate, evaluate.EXAMPLES, "Measure score, cost and depth along the dial.")
+add("calibrate", calibrate.calibrate, calibrate.EXAMPLES, "Find the dial for a cost, a latency or a tolerated loss.")
+add("predict", predict.predict, predict.EXAMPLES, "Answer texts, in their order.")
+add("explain", explain.explain, explain.EXAMPLES, "Show which token is used up to which layer.")
+add("serve", serve.serve, serve.EXAMPLES, "Serve models over HTTP.")
+add("export", export.export, export.EXAMPLES, "Write ONNX graphs, and check their answers.")
+add("search", search.search, search.EXAMPLES, "Search how many tokens each layer should keep.")
+add("compare", compare.compare, compare.EXAMPLES, "Train and compare the methods of a suite.")
+app.add_typer(benches, name="bench", short_help="Measure time; check guarantees; write the tables of the docs.")
+add("depths", depths.depths, depths.EXAMPLES, "Show the shallowest and the deepest words of a model.")
+add("rationales", rationales.rationales, rationales.EXAMPLES, "Compare words the model uses with words people marked.")
+add("pretrain", pretrain.pretrain, pretrain.EXAMPLES, "Pretrain an encoder on plain text.", cls=pretrain.PretrainVerb)
+add("methods", describe.methods, describe.METHODS_EXAMPLES, "List the methods, or describe one in full.")
+add("backbones", describe.backbones, describe.BACKBONES_EXAMPLES, "List the supported architectures.")
+add("model", bench.model, bench.MODEL_EXAMPLES, "Time a model, the full model and Hugging Face.", to=benches)
+add("guarantee", guarantee.guarantee, guarantee.EXAMPLES, "Check how often a guarantee is broken.", to=benches)
+add("server", bench.server, bench.SERVER_EXAMPLES, "Time `stretto serve` under load.", to=benches)
+add("engine", bench.engine, bench.ENGINE_EXAMPLES, "Time the engine itself, with scripted decisions.", to=benches)
+add("decoder", bench.decoder, bench.DECODER_EXAMPLES, "Time the writing of texts.", to=benches)
+add("report", bench.report, bench.REPORT_EXAMPLES, "Write the tables and plots of the docs.", to=benches)
 
 
 def _version(wanted: bool) -> None:

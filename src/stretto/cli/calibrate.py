@@ -73,7 +73,7 @@ def calibrate(
     label: Label = None,
     delimiter: Delimiter = None,
     split: Split = None,
-    limit: Annotated[int | None, Option(min=1, help="Use a random sample of this many examples.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Use a random sample of this many examples; default: all.")] = None,
     seed: Seed = 42,
     batch_size: BatchSize = 32,
     dtype: Dtype = "float32",

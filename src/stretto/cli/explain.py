@@ -76,7 +76,8 @@ def explain(
 ) -> None:
     """Show up to which layer each token is used, and at which layer the answer is given.
 
-    For a model that writes texts: the decoder block at which each token of the text left."""
+    For each layer: the number that the method compared with the dial. For a model that writes texts: the decoder block
+    at which each token of the text left, and that number."""
     from stretto.view.explain import explain as run_explain
     from stretto.view.explain_html import explanation_page
     from stretto.view.explain_terminal import show_explanation

@@ -42,7 +42,7 @@ def guarantee(
     label: Label = None,
     delimiter: Delimiter = None,
     split: Split = None,
-    limit: Annotated[int | None, Option(min=1, help="Use so many of the texts, a random sample.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Use a random sample of this many texts; default: all.")] = None,
     seed: Seed = 0,
     batch_size: BatchSize = 32,
     dtype: Dtype = "float32",

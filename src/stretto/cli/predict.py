@@ -74,7 +74,9 @@ def predict(
     dtype: Dtype = "float32",
     num_beams: NumBeams = None,
     max_new_tokens: MaxNewTokens = None,
-    workers: Annotated[int | None, Option(min=1, help="Processes, each with one thread; needs a folder.")] = None,
+    workers: Annotated[
+        int | None, Option(min=1, help="Processes, each with one thread; needs a folder. Default: this one.")
+    ] = None,
     ray: Annotated[
         str | None, Option(metavar="ADDRESS", help="Workers on a Ray cluster: auto, local or HOST:PORT.")
     ] = None,

@@ -28,7 +28,7 @@ def rationales(
     model: ModelFolder,
     data: Rationales,
     dial: Annotated[float | None, Option(help="Dial for the method's own run; default: the model's own dial.")] = None,
-    limit: Annotated[int | None, Option(min=1, help="Use a random sample of this many texts.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Use a random sample of this many texts; default: all.")] = None,
     split: Split = None,
     seed: Seed = 42,
     json: Json = None,

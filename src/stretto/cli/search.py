@@ -56,7 +56,7 @@ def search(
     data: Labelled,
     output: Annotated[str | None, Option(metavar="DIR", help="Folder for the result; default: the model's.")] = None,
     limit: Annotated[
-        int | None, Option(min=1, help="Measure candidates on a random sample of this many examples.")
+        int | None, Option(min=1, help="Measure candidates on a random sample of this many examples; default: all.")
     ] = None,
     iterations: Annotated[int, Option(min=1, help="Most iterations.")] = 30,
     mutations: Annotated[int, Option(min=0, help="Mutants per iteration.")] = 30,
@@ -66,7 +66,9 @@ def search(
     per_input: Annotated[
         bool, Option("--per-input", help="Then learn to choose lengths for each text after layer 1.")
     ] = False,
-    max_seconds: Annotated[float | None, Option(min=0, help="Stop after this time and keep the result so far.")] = None,
+    max_seconds: Annotated[
+        float | None, Option(min=0, help="Stop after this time and keep the result so far; default: no limit.")
+    ] = None,
     draws: Annotated[int, Option(min=1, help="Thresholds drawn, for a model that writes texts.")] = 10_000,
     seed: Seed = 42,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a finished model at --output.")] = False,

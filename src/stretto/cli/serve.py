@@ -28,7 +28,7 @@ def serve(
     host: Annotated[str, Option(help="Address to listen on; default: this machine only.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8080,
     api_key_file: Annotated[
-        str | None, Option(metavar="FILE", help="A file with the key that clients must send (Bearer).")
+        str | None, Option(metavar="FILE", help="A file with the key that clients must send (Bearer); default: no key.")
     ] = None,
     dial: Annotated[float | None, Option(help="Dial of the first model; default: the model's own.")] = None,
     dtype: Dtype = "float32",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stretto.errors import StrettoError
@@ -44,6 +46,16 @@ class Generation:
         for process in self.processors:
             scores = process(tokens, scores)
         return scores
+
+    def following(self, tokens: Sequence[int]) -> Generation:
+        """To write this one text again, token by token."""
+
+        def follow(written: Tensor, scores: Tensor) -> Tensor:
+            scores = scores.clone()
+            scores[:, tokens[written.shape[1] - 1]] = torch.inf
+            return scores
+
+        return dataclasses.replace(self, processors=[follow], max_length=len(tokens) + 1, num_beams=1)
 
     @classmethod
     def of(cls, model: Any, most_positions: int | None, **settings: Any) -> Generation:

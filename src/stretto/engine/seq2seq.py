@@ -42,11 +42,13 @@ class Seq2SeqEngine:
 
     def run(
         self, inputs: Inputs, decider: Decider, dial: float | Tensor, *,
-        batch_size: int | None = None, context: Any = None, scored: bool = True,
+        batch_size: int | None = None, context: Any = None, scored: bool = True, generation: Generation | None = None,
     ) -> Written:  # fmt: skip
-        """A text for each sentence. `batch_size` of them (default: all), of near-equal length, are written at once."""
+        """A text for each sentence. `batch_size` of them (default: all), of near-equal length, are written at once.
+
+        `generation`: how to write them; default: as the settings say."""
         check_batch_size(batch_size or 1)
-        generation = self.generation()
+        generation = generation or self.generation()
         dials = torch.as_tensor(dial, dtype=torch.float64).expand(len(inputs.input_ids))
         encoded = self.encoder.run(inputs, decider, dials, batch_size=batch_size, keep_hidden=True, context=context)
         assert encoded.hidden is not None

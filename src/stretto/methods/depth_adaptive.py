@@ -14,6 +14,7 @@ Reference: Elbayad, Gu, Grave, Auli: Depth-Adaptive Transformer, ICLR 2020.
     oracles             `oracles.token_oracle`, `oracles.sequence_oracle` with σ and λ
     sequence            q(n | x) = softmax(W · mean encoder state + b)
     multinomial         q_t(n) = softmax(W h_t¹ + b)
+                        `lead`, `shift`: leave at argmax_n log q(n) + shift · n
     geometric           χ_t^n = σ(w · h_t^n + b), q_t(n) = χ^n Π_{n'<n} (1 - χ^n')
     confidence          leave where the greatest probability exceeds T_n
 
@@ -51,7 +52,7 @@ from stretto.methods.oracles import (
     token_oracle,
 )
 from stretto.methods.settings import Epochs, LearningRate, Settings, Size, Weight
-from stretto.state import Decision, State
+from stretto.state import Compared, Decision, State
 from stretto.tasks import Task
 
 #: ω_n by name, as the paper compares them.
@@ -102,11 +103,14 @@ def shift(dial: Tensor) -> Tensor:
     return torch.logit(1 - dial)
 
 
-def chosen_block(logits: Tensor, dial: Tensor) -> Tensor:
-    """argmax_n log q(n) + shift · n, from 1: [R, N] and [R] -> [R]. At 0.5 the argmax of q, at 0 N, at 1 1."""
-    depth = torch.arange(1, logits.shape[1] + 1, device=logits.device)
-    bonus = shift(dial).clamp(-1e6, 1e6).unsqueeze(1) * depth
-    return (logits.double() + bonus).argmax(dim=1) + 1
+def lead(logits: Tensor) -> Tensor:
+    """[R, N] -> [R, N - 1]: how far block n leads the deeper ones, min_{m > n} (log q(n) - log q(m)) / (m - n).
+
+    The first block whose lead is at least `shift` is argmax_n log q(n) + shift · n."""
+    depth = torch.arange(logits.shape[1], device=logits.device)
+    further = depth - depth.unsqueeze(1)  # [N, N]: m - n
+    gaps = (logits.unsqueeze(2) - logits.unsqueeze(1)).double() / further
+    return gaps.masked_fill(further <= 0, torch.inf).amin(dim=2)[:, :-1]
 
 
 class DepthAdaptive(Method):
@@ -171,25 +175,27 @@ class DepthAdaptive(Method):
         if not bool((state.dial > self.dial.off).any()):
             return Decision()
         if self.config.mechanism == "confidence":
-            return Decision(freeze=self.sure(state, n))
+            return self.sure(state, n)
         if self.config.mechanism == "geometric":
             state.spend(self.gate.weight.numel())
-            return Decision(freeze=self.gate(state.rows).squeeze(1).double() > shift(state.dial))
+            value, bound = self.gate(state.rows).squeeze(1).double(), shift(state.dial)
+            return Decision(freeze=value > bound, compared=Compared("gate", value, bound, logits=True))
         notes = state.notes_of(self).sequences
-        if "exit" not in notes:  # once for each token, after its first block
+        if "lead" not in notes:  # once for each token, after its first block
             read = state.providers["source"]() if self.config.mechanism == "sequence" else state.rows
             state.spend(self.gate.weight.numel())
-            notes["exit"] = chosen_block(self.gate(read), state.dial)
-        return Decision(freeze=notes["exit"] <= n)
+            notes["lead"] = lead(self.gate(read))
+        value, bound = notes["lead"][:, n - 1], shift(state.dial)
+        return Decision(freeze=value >= bound, compared=Compared("lead", value, bound, logits=True))
 
-    def sure(self, state: State, n: int) -> Tensor:
-        """[R] greatest probability above T_n; nobody is asked where no dial allows it."""
+    def sure(self, state: State, n: int) -> Decision:
+        """Greatest probability above T_n; nobody is asked where no dial allows it."""
         thresholds = self.thresholds_at(state.dial)[:, n - 1]
         if bool((thresholds >= 1).all()):
-            return torch.zeros_like(state.frozen)
+            return Decision()
         logits = state.exit_logits
         greatest = torch.exp(logits.amax(dim=-1) - logits.logsumexp(dim=-1))
-        return greatest > thresholds
+        return Decision(freeze=greatest > thresholds, compared=Compared("confidence", greatest, thresholds))
 
     def thresholds_at(self, dial: Tensor) -> Tensor:
         """[R] dials -> [R, N - 1]"""

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from stretto.data.columns import Translations
 from stretto.data.dataset import Form
 from stretto.data.labels import Given
-from stretto.data.tokenise import CHUNK, IGNORED, Encoded, encode
+from stretto.data.tokenise import CHUNK, IGNORED, Encoded, Origin, encode, origins
 from stretto.engine.written import Text
 from stretto.errors import StrettoError
 from stretto.tasks import metrics
@@ -77,6 +77,9 @@ class Seq2Seq(Task):
         features = [{name: values for name, values in one.items() if name in keep} for one in source.features]
         targets = None if labels is None else targets_of(tokenizer, labels, max_length)
         return Encoded(texts, features, source.truncated, source.example_of, targets)
+
+    def origins(self, tokenizer: Any, texts: tuple[str, ...], max_length: int) -> list[Origin] | None:
+        return origins(tokenizer, texts, max_length)
 
     def decode(self, logits: Any, encoded: Encoded) -> list[TextPrediction]:
         return [TextPrediction(written.text, written.score or 0.0) for written in texts_in(logits)]

@@ -66,6 +66,8 @@ class Explanation:
     truncated: bool
     windows: int
     """Parts that the input was read in; the tokens are those of the first."""
+    end: str = "answered here"
+    """What happens after the last layer that ran, in words."""
 
     @property
     def not_shown(self) -> str:
@@ -141,9 +143,9 @@ class Watcher(Silent):
         return decision
 
     def _noted(self, compared: Compared, state: State) -> Comparison:
-        values, bound = compared.value.tolist(), float(compared.bound[0])
+        values, bound = numbers(compared)
         if state.point == "after":
-            return Comparison(float(values[0]), bound)
+            return Comparison(values[0], bound)
         by_token: list[float | None] = [None] * self.lives.shape[1]
         for position, value in zip(state.position.tolist(), values, strict=True):
             by_token[position] = value
@@ -155,6 +157,14 @@ class Watcher(Silent):
         return logits
 
 
+def numbers(compared: Compared) -> tuple[list[float], float]:
+    """The values, and the bound of the first; logits as probabilities."""
+    value, bound = compared.value.double(), compared.bound[:1].double()
+    if compared.logits:
+        value, bound = value.sigmoid(), bound.sigmoid()
+    return value.tolist(), float(bound)
+
+
 def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Explanation:
     """Answer one input and record what happens to each token (of a long context, to those of its first window)."""
     parts = model.task.check_input(text)
@@ -164,6 +174,14 @@ def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Expl
     n_layers, n_tokens = model.backbone.n_layers, inputs.input_ids.shape[1]
     watcher = Watcher(model.method, n_layers, n_tokens)
     model.run(inputs, dial, decider=watcher)
+    return watched(model, encoded, watcher, model.predict(text, dial), dial)
+
+
+def watched(
+    model: AdaptiveModel, encoded: Encoded, watcher: Watcher, prediction: Prediction, dial: float, **other: Any
+) -> Explanation:
+    """What a watcher has seen of the one input that was encoded."""
+    parts, n_layers = encoded.texts[0], model.backbone.n_layers
     answers = {layer: exit_answer(model, logits, encoded) for layer, logits in watcher.exit_logits.items()}
     names = model.tokenizer.convert_ids_to_tokens(encoded.features[0]["input_ids"])
     tokens, joined = pieces(names, parts, model.task.origins(model.tokenizer, parts, model.max_length))
@@ -176,11 +194,12 @@ def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Expl
         depths=watcher.depths,
         exits=[answers.get(layer) for layer in range(1, n_layers + 1)],
         compared=watcher.compared,
-        prediction=model.predict(text, dial),
+        prediction=prediction,
         method=model.method.name,
         dial=float(dial),
         truncated=encoded.truncated > 0,
         windows=len(encoded.features),
+        **other,
     )
 
 

@@ -33,6 +33,8 @@ td.says { text-align: left; color: #555; padding-left: 1rem; border: 0; backgrou
 small { color: #555; }
 """
 
+#: What the last row of a grid is, by what happens after it (`Explanation.end`).
+LAST_ROW = {"answered here": "where the answer was given", "read by the decoder": "what the decoder reads"}
 #: Entries of the legend.
 SCORES = '<td class="live" style="--score: 1">high score</td><td class="live" style="--score: 0">low score</td>'
 DROPPED, FROZEN = '<td class="gone">dropped</td>', '<td class="live frozen">frozen</td>'
@@ -41,25 +43,33 @@ WORD = '<td class="opens">one</td><td class="joined">word</td>'
 
 def explanation_page(explanation: Explanation) -> str:
     """The whole page. Scores are shown relative to the highest of their layer."""
-    title = "Up to which layer each token is used"
-    layers = range(explanation.depth + 1)
-    rows = _depths(explanation) + "\n".join(_row(explanation, layer) for layer in layers)
+    cut = f"<p>Note: {explanation.not_shown}.</p>" if explanation.not_shown else ""
+    body = f"<p>{escape(headline(explanation))}</p>{cut}\n{token_grid(explanation)}"
+    return html_page("Up to which layer each token is used", STYLE, body)
+
+
+def html_page(title: str, style: str, body: str) -> str:
+    """One page that needs nothing else."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width"><style>{style}</style></head><body>
+<h1>{title}</h1>
+{body}
+</body></html>
+"""
+
+
+def token_grid(explanation: Explanation) -> str:
+    """A row per layer and a column per token, and what it shows."""
+    rows = _depths(explanation) + "\n".join(_row(explanation, layer) for layer in range(explanation.depth + 1))
     never = len(explanation.scores) - explanation.depth
     after = f" The {counted(never, 'layer')} after it did not run." if never else ""
     after += " Hover over a token for its score." if has_scores(explanation) else ""
-    cut = f"<p>Note: {explanation.not_shown}.</p>" if explanation.not_shown else ""
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>
-<h1>{title}</h1>
-<p>{escape(headline(explanation))}</p>{cut}
-<div class="grid"><table>
+    return f"""<div class="grid"><table>
 {rows}
 </table></div>
-<p><small>Each row shows the tokens after a layer; the last row is where the answer was given.{after}</small></p>
-{_legend(explanation)}
-</body></html>
-"""
+<p><small>Each row shows the tokens after a layer; the last row is {LAST_ROW[explanation.end]}.{after}</small></p>
+{_legend(explanation)}"""
 
 
 def has_scores(explanation: Explanation) -> bool:
@@ -94,7 +104,7 @@ def _row(explanation: Explanation, layer: int) -> str:
     """Row 0 is the embeddings: every token as it came in."""
     cells = "".join(_cell(explanation, layer, place) for place in range(len(explanation.tokens)))
     is_last = layer == explanation.depth
-    name = "tokens" if layer == 0 else f"layer {layer}{', answered' if is_last else ''}"
+    name = "tokens" if layer == 0 else f"layer {layer}{f', {explanation.end}' if is_last else ''}"
     says = escape("; ".join(_says(explanation, layer))) if layer else ""
     return f'<tr class="{"exit" if is_last else "layer"}"><th>{name}</th>{cells}<td class="says">{says}</td></tr>'
 

@@ -25,6 +25,11 @@ def show_explanation(explanation: Explanation, file: IO[str] | None = None) -> N
     """Print to `file` (default: stdout), in colour or plain."""
     stream = sys.stdout if file is None else file
     print(headline(explanation) + "\n", file=stream)
+    show_tokens(explanation, stream)
+
+
+def show_tokens(explanation: Explanation, stream: IO[str]) -> None:
+    """The tokens, and a line per layer."""
     if not (stream.isatty() and _show_text(explanation, stream)):
         print(plain_table(token_rows(explanation)), file=stream)
     print(file=stream)
@@ -69,7 +74,7 @@ def layer_rows(explanation: Explanation) -> list[dict[str, Any]]:
         for what in compared:
             found = explanation.compared[layer - 1].get(what)
             row[what] = found.told if found else ""
-        row[""] = "answered here" if layer == explanation.depth else ""
+        row[""] = explanation.end if layer == explanation.depth else ""
         rows.append(row)
     return rows
 
