@@ -63,43 +63,45 @@ def test_every_layer_equals_hugging_face(model_type: str) -> None:
 @given(
     chances=CHANCES, seed=st.integers(0, 99), lengths=st.lists(st.integers(1, 14), min_size=1, max_size=5),
     padding=st.sampled_from([MOST_PADDING, 1e6]), short=st.sampled_from([SHORT, 4]),
+    hidden=st.booleans(),
 )  # fmt: skip
 def test_random_decisions(
-    model_type: str, chances: Chances, seed: int, lengths: list[int], padding: float, short: int
+    model_type: str, chances: Chances, seed: int, lengths: list[int], padding: float, short: int, hidden: bool
 ) -> None:
     """reference == packed; alone == in batch == in parts; order and padding do not matter, inside the engine or out."""
     with padding_up_to(padding), short_up_to(short):
-        check_random_decisions(model_type, chances, seed, lengths)
+        check_random_decisions(model_type, chances, seed, lengths, hidden)
 
 
-def check_random_decisions(model_type: str, chances: Chances, seed: int, lengths: list[int]) -> None:
+def check_random_decisions(model_type: str, chances: Chances, seed: int, lengths: list[int], hidden: bool) -> None:
+    """With `hidden` states all rows of the last layer are computed, without only those that the head reads."""
     backbone = tiny_backbone(model_type)
     packed, reference = PackedEngine(backbone), ReferenceEngine(backbone)
     names = list(range(len(lengths)))
     inputs = protecting(random_inputs(lengths, seed, types=uses_types(model_type)), chances.protect)
     with torch.no_grad():
-        expected = reference.run(inputs, method_for(backbone, chances, seed, names), 0.0, keep_hidden=True)
-        got = packed.run(inputs, method_for(backbone, chances, seed, names), 0.0, keep_hidden=True)
+        expected = reference.run(inputs, method_for(backbone, chances, seed, names), 0.0, keep_hidden=hidden)
+        got = packed.run(inputs, method_for(backbone, chances, seed, names), 0.0, keep_hidden=hidden)
         assert_same(got, expected)
 
         left = random_inputs(lengths, seed, side="left", types=uses_types(model_type))
         left = protecting(left, chances.protect)
         for engine in (packed, reference):
-            assert_same(engine.run(left, method_for(backbone, chances, seed, names), 0.0, keep_hidden=True), expected)
+            assert_same(engine.run(left, method_for(backbone, chances, seed, names), 0.0, keep_hidden=hidden), expected)
 
         for size in (1, 2):
             method = method_for(backbone, chances, seed, names)
             with small_parts():
-                assert_same(packed.run(inputs, method, 0.0, batch_size=size, keep_hidden=True), expected)
+                assert_same(packed.run(inputs, method, 0.0, batch_size=size, keep_hidden=hidden), expected)
 
         order = names[::-1]
-        turned = packed.run(rows_of(inputs, order), method_for(backbone, chances, seed, order), 0.0, keep_hidden=True)
+        turned = packed.run(rows_of(inputs, order), method_for(backbone, chances, seed, order), 0.0, keep_hidden=hidden)
         for index, name in enumerate(order):
             assert_same(part(turned, index), part(expected, name))
 
         for name in names:
             alone = packed.run(
-                rows_of(inputs, [name]), method_for(backbone, chances, seed, [name]), 0.0, keep_hidden=True
+                rows_of(inputs, [name]), method_for(backbone, chances, seed, [name]), 0.0, keep_hidden=hidden
             )
             assert_same(alone, part(expected, name))
 

@@ -47,11 +47,11 @@ def cropped(inputs: Inputs) -> Inputs:
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     arrivals=ARRIVALS, chances=CHANCES, seed=st.integers(0, 99), most_rows=st.sampled_from([None, 0, 12]),
-    choose=st.sampled_from([min, max]),
+    choose=st.sampled_from([min, max]), hidden=st.booleans(),
 )  # fmt: skip
 def test_whenever_it_comes_a_sequence_gets_what_it_gets_alone(
     model_type: str, head: str, arrivals: list[tuple[list[int], int]], chances: Chances, seed: int,
-    most_rows: int | None, choose: Callable[..., int],
+    most_rows: int | None, choose: Callable[..., int], hidden: bool,
 ) -> None:  # fmt: skip
     backbone = tiny_backbone(model_type, head=head)
     engine = PackedEngine(backbone)
@@ -59,7 +59,7 @@ def test_whenever_it_comes_a_sequence_gets_what_it_gets_alone(
     names = list(range(len(lengths)))
     everything = random_inputs(lengths, seed, types=uses_types(model_type))
     stepping = Stepping(
-        engine, method_for(backbone, chances, seed, names), most_rows=most_rows, choose=choose, keep_hidden=True
+        engine, method_for(backbone, chances, seed, names), most_rows=most_rows, choose=choose, keep_hidden=hidden
     )
     found: list[Finished] = []
     for batch, delay in arrivals:
@@ -73,7 +73,7 @@ def test_whenever_it_comes_a_sequence_gets_what_it_gets_alone(
     assert sorted(one.id for one in found) == names
     for one in found:
         decider = method_for(backbone, chances, seed, [one.id])
-        alone = engine.run(cropped(rows_of(everything, [one.id])), decider, 0.0, keep_hidden=True)
+        alone = engine.run(cropped(rows_of(everything, [one.id])), decider, 0.0, keep_hidden=hidden)
         assert_same(as_output(one), alone)
 
 

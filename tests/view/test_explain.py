@@ -76,7 +76,7 @@ def test_dropped_tokens_are_those_the_ledger_misses() -> None:
     dial = model.method.dial.sweep[-1]
     explanation = explain(model, TEXT, dial)
     (inputs,) = batches(model.encode([(TEXT,)]).features, model.tokenizer.pad_token_id, 1)
-    trace = model.run(inputs, dial).trace
+    trace = model.packed.run(inputs, model.method, dial, keep_hidden=True).trace  # all rows of the last layer, too
     assert explanation.lives[1:].sum(dim=1).tolist() == trace.n_ffn[0].tolist()
     assert explanation.last_layers[0] == 4  # [CLS] stays
     ranked = ~explanation.scores.isnan()

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stretto.backbones.base import Backbone
-from stretto.backbones.heads import FirstRow, Head
+from stretto.backbones.heads import Head, MeanOfRows
 from stretto.backbones.spec import AttentionSpec, FeedForwardSpec
 from stretto.errors import StrettoError
 
@@ -81,7 +81,7 @@ class EncoderDecoder(Backbone):
         self.vocabulary = int(self.lm_head.out_features)
 
     def make_head(self) -> Head:
-        return FirstRow(self.classify)  # of the encoder alone: it answers nothing, and costs nothing
+        return MeanOfRows(self.classify)  # of the encoder alone: it answers nothing, and costs nothing
 
     def head_modules(self) -> list[nn.Module]:
         return []

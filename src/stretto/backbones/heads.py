@@ -68,6 +68,8 @@ class Head(ABC):
 
     every_row: ClassVar[bool] = False
     """Whether every token gets an answer; if not, a sequence gets one."""
+    first_row: ClassVar[bool] = False
+    """Whether it reads position 0 alone. The last layer then updates no other row (`Run.freeze_unread`)."""
 
     def __init__(self, answer: Callable[[Tensor], Tensor], modules: Sequence[nn.Module] = ()) -> None:
         self.answer, self.modules = answer, modules
@@ -107,6 +109,7 @@ class PoolingHead(Head):
 class FirstRow(PoolingHead):
     """Reads position 0 ([CLS], <s>)."""
 
+    first_row = True
     reading = READINGS["cls"]
 
 

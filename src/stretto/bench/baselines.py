@@ -30,9 +30,10 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def padded_flops(batches: Sequence[Inputs], backbone: Backbone) -> float:
-    """FLOPs of padded batches: every sequence is as long as the longest of its batch."""
+    """FLOPs of padded batches outside this engine: every sequence is as long as the longest of its batch, and the last
+    layer updates every row."""
     columns = [torch.full((len(inputs.input_ids),), inputs.input_ids.shape[1]) for inputs in batches]
-    return float(full_flops(torch.cat(columns), backbone).sum())
+    return float(full_flops(torch.cat(columns), backbone, every_row=True).sum())
 
 
 def known_names(model: nn.Module) -> list[str]:

@@ -257,7 +257,7 @@ class Bench:
                 if split == "test" and point.dial in reported:
                     trace = model.run_features(encoded.features, point.dial, BATCH)[1]
                     if isinstance(trace, Trace):
-                        per_token = float(trace.n_ffn.sum() / trace.lengths.sum())
+                        per_token = float(renewed(trace).sum() / trace.lengths.sum())
                 points.append(point_of(point, split, layers_per_token=per_token))
         return points
 
@@ -371,7 +371,16 @@ def tokens_left(trace: Trace | TextTrace) -> torch.Tensor:
     """[B] share of a sequence's tokens that are updated in the last layer it runs; of texts in their encoder's."""
     trace = trace if isinstance(trace, Trace) else trace.encoder
     last = (trace.depth - 1).clamp(min=0).long().unsqueeze(1)
-    return trace.n_ffn.gather(1, last).squeeze(1) / trace.lengths
+    return renewed(trace).gather(1, last).squeeze(1) / trace.lengths
+
+
+def renewed(trace: Trace) -> torch.Tensor:
+    """[B, L] tokens that each layer updated. If it is one in the last layer, that which the head reads, those that
+    reached it: the others were left out because nobody reads them, not because of a decision."""
+    reached, last = trace.n_key[:, -1], trace.n_ffn[:, -1]
+    if trace.n_ffn.shape[1] > 1:
+        reached = torch.minimum(reached, trace.n_ffn[:, -2])
+    return torch.cat([trace.n_ffn[:, :-1], torch.where(last == 1, reached, last).unsqueeze(1)], dim=1)
 
 
 def histograms(answers: dict[str, Any], n_layers: int) -> dict[str, list[int]]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stretto.backbones import Backbone
-from stretto.engine.cost import flops, full_flops
+from stretto.engine.cost import flops, full_flops, updated_rows
 from stretto.engine.decider import Exits, Silent
 from stretto.state import Decision, State, Trace
 
@@ -87,4 +87,5 @@ def scheduled_flops(keep: Sequence[float], lengths: Tensor, backbone: Backbone) 
     """FLOPs of all sequences together under a drop schedule."""
     rows = torch.stack([kept_tokens(part, lengths) for part in keep], dim=1)  # [B, L]
     deciders = lengths * backbone.embedding_macs + backbone.head.macs_of(lengths)
-    return flops(Trace(lengths, rows, rows, rows, deciders, torch.zeros_like(rows)), backbone).sum()
+    updated = updated_rows(rows, backbone)
+    return flops(Trace(lengths, updated, rows, updated, deciders, torch.zeros_like(rows)), backbone).sum()

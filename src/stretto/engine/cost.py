@@ -15,7 +15,10 @@ the trace. FLOPs are twice the multiply-adds.
 
 Windows are counted as executed. Up to `SHORT` keys the packed engine computes all pairs of a query and a key, and masks
 those that a local window hides: they count. Of longer sequences it skips most of them (`stretto.engine.windows`), and
-the trace says how many. The full model, which `cost` is a fraction of, is Hugging Face's: all pairs, masked.
+the trace says how many. The full model, which `cost` is a fraction of, computes all pairs and masks them.
+
+Where the model's head reads position 0 alone, the last layer has one query and one row in the FFN per sequence, and
+keys and values of all rows: in the full model, too (`updated_rows`).
 """
 
 from __future__ import annotations
@@ -48,10 +51,21 @@ def flops(trace: Trace, backbone: Backbone) -> Tensor:
     return 2 * (layers.sum(dim=1) + trace.decider_macs)
 
 
-def full_flops(lengths: Tensor, backbone: Backbone) -> Tensor:
-    """[B] FLOPs of the full model on unpadded sequences of these lengths ([B]), final head included."""
-    rows = lengths.unsqueeze(1)
-    layers = layer_macs(backbone.specs, rows, rows, rows).sum(dim=1)
+def updated_rows(rows: Tensor, backbone: Backbone) -> Tensor:
+    """[B, L] rows that reach each layer -> [B, L] rows that it updates, if the model's head answers and none is frozen:
+    in the last layer only those that the head reads."""
+    if not backbone.head.first_row:
+        return rows
+    return torch.cat([rows[:, :-1], rows[:, -1:].clamp(max=1)], dim=1)
+
+
+def full_flops(lengths: Tensor, backbone: Backbone, *, every_row: bool = False) -> Tensor:
+    """[B] FLOPs of the full model on unpadded sequences of these lengths ([B]), final head included.
+
+    `every_row`: as Hugging Face computes it, whose last layer updates rows that its head does not read, too."""
+    rows = lengths.unsqueeze(1).expand(-1, backbone.n_layers)
+    updated = rows if every_row else updated_rows(rows, backbone)
+    layers = layer_macs(backbone.specs, updated, rows, updated).sum(dim=1)
     return 2 * (layers + lengths * backbone.embedding_macs + backbone.head.macs_of(lengths))
 
 

@@ -102,11 +102,13 @@ class PackedEngine:
     def _before(self, run: Run, layer: int, part: Part) -> Tensor:
         state, rows = part.state, part.matrix
         if not run.listens("before"):
+            run.freeze_unread(state, layer)
             return rows
         live = rows[: state.n_rows]
         decision = run.ask(state, "before", layer, live)
         keep = run.drop(state, decision, live)
         run.freeze(state, decision)
+        run.freeze_unread(state, layer)
         run.gate(state, decision)
         if keep is not None:
             stay = state.select_rows(keep)

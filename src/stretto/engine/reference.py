@@ -171,6 +171,7 @@ class ReferenceEngine:
         decision = run.ask(state, "before", layer, table.rows)
         keep = run.drop(state, decision, table.rows)
         run.freeze(state, decision)
+        run.freeze_unread(state, layer)
         run.gate(state, decision)
         if decision.attention_bias is not None:
             table.bias = table.bias + table.spread(decision.attention_bias)

@@ -93,8 +93,10 @@ def replay(backbone: Backbone, decider: Decider, recording: Recording, dial: flo
     for layer in range(1, backbone.n_layers + 1):
         ids = state.ids
         lengths = recording.lengths[ids]
-        skipped = skipped_undisturbed(backbone.specs[layer - 1].attention, lengths)
-        run.books.count(layer, ids, lengths, lengths, lengths, skipped)
+        alone = run.first_row_alone(state, layer)
+        updated = lengths if alone is None else torch.where(alone, 1, lengths)
+        skipped = skipped_undisturbed(backbone.specs[layer - 1].attention, updated, lengths)
+        run.books.count(layer, ids, updated, lengths, updated, skipped)
         if layer == backbone.n_layers:
             run.answer(state, torch.arange(len(ids), device=ids.device), recording.last[ids])
         else:

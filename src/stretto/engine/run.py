@@ -192,6 +192,22 @@ class Run:
         done = (still == 0).nonzero().squeeze(1)
         return done if len(done) else None
 
+    def first_row_alone(self, state: State, layer: int) -> Tensor | None:
+        """[B] bool: sequences of which only position 0 is read behind this layer. None: there is none, or the other
+        rows are kept. Behind other layers than the last it is not known who will leave."""
+        if layer < self.backbone.n_layers or not self.head.first_row or self.shelf is not None:
+            return None
+        own = self.decider.own_head()
+        alone = torch.ones_like(state.ids, dtype=torch.bool) if own is None else ~own.answers(state)
+        return alone if own is None or bool(alone.any()) else None
+
+    def freeze_unread(self, state: State, layer: int) -> None:
+        """Rows that nobody reads behind the last layer are keys and values there, but are not updated."""
+        alone = self.first_row_alone(state, layer)
+        if alone is not None:
+            state.frozen = state.frozen | (state.position > 0) & alone[state.sequence]
+            state.any_frozen = True
+
     def count(self, state: State, layer: int, n_query: Tensor, n_ffn: Tensor, skipped: Tensor | None) -> None:
         """Count one layer's rows, and the pairs that a window let it skip (all [B]); keys are all live rows."""
         self.books.count(layer, state.ids, n_query, state.lengths, n_ffn, skipped)

@@ -69,11 +69,14 @@ def stretches(
     return Stretches(sequence, q_start, q_end, k_start, k_end)
 
 
-def skipped_undisturbed(spec: AttentionSpec, lengths: Tensor) -> Tensor | None:
-    """[B] what is skipped of sequences of these lengths if nothing is decided; None: nothing."""
+def skipped_undisturbed(spec: AttentionSpec, n_query: Tensor, lengths: Tensor) -> Tensor | None:
+    """[B] what is skipped of sequences of these lengths, whose first `n_query` ([B]) tokens are updated, if nothing is
+    decided; None: nothing."""
     if spec.window is None:
         return None
-    starts = lengths.cumsum(0) - lengths
-    position = torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
-    found = stretches(spec, lengths, lengths, position, position)
+    q_position, k_position = (
+        torch.arange(int(count.sum()), device=count.device) - (count.cumsum(0) - count).repeat_interleave(count)
+        for count in (n_query, lengths)
+    )
+    found = stretches(spec, n_query, lengths, q_position, k_position)
     return None if found is None else found.skipped(spec, lengths, None)

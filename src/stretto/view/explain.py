@@ -3,7 +3,8 @@
 A `Watcher` replaces the method on the packed engine. It passes every decision through and records what happened to
 each token, the score it was ranked by (`Decision.score`), the depth it was given (`Decision.depth`), what was compared
 with the dial (`Decision.compared`), and the answers of the exits that the method asked. It computes nothing itself:
-answer and cost are those of `AdaptiveModel.predict`.
+answer and cost are those of `AdaptiveModel.predict`. Only rows of the last layer that no head reads, which `predict`
+leaves out, are computed here, so that they are seen as in other layers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stretto.data.batches import batches
 from stretto.data.tokenise import Encoded, Origin
 from stretto.engine.decider import Decider, OwnHead, Silent, ask
 from stretto.model import AdaptiveModel, Text
-from stretto.state import Compared, Decision, State
+from stretto.state import Compared, Decision, Inputs, State
 from stretto.tasks import LabelPrediction, Prediction
 
 
@@ -165,23 +166,27 @@ def numbers(compared: Compared) -> tuple[list[float], float]:
     return value.tolist(), float(bound)
 
 
+def watch(model: AdaptiveModel, inputs: Inputs, dial: float | None) -> Watcher:
+    """Run one sequence with the model's method and record it."""
+    watcher = Watcher(model.method, model.backbone.n_layers, inputs.input_ids.shape[1])
+    model.packed.run(inputs.to(model.encoder.device), watcher, model.dials_of(dial, 1), keep_hidden=True)
+    return watcher
+
+
 def explain(model: AdaptiveModel, text: Text, dial: float | None = None) -> Explanation:
     """Answer one input and record what happens to each token (of a long context, to those of its first window)."""
     parts = model.task.check_input(text)
     dial = model.dial if dial is None else dial
     encoded = model.encode([parts])
     (inputs,) = batches(encoded.features[:1], model.tokenizer.pad_token_id, 1)
-    n_layers, n_tokens = model.backbone.n_layers, inputs.input_ids.shape[1]
-    watcher = Watcher(model.method, n_layers, n_tokens)
-    model.run(inputs, dial, decider=watcher)
-    return watched(model, encoded, watcher, model.predict(text, dial), dial)
+    return watched(model, encoded, watch(model, inputs, dial), model.predict(text, dial), dial)
 
 
 def watched(
     model: AdaptiveModel, encoded: Encoded, watcher: Watcher, prediction: Prediction, dial: float, **other: Any
 ) -> Explanation:
     """What a watcher has seen of the one input that was encoded."""
-    parts, n_layers = encoded.texts[0], model.backbone.n_layers
+    parts = encoded.texts[0]
     answers = {layer: exit_answer(model, logits, encoded) for layer, logits in watcher.exit_logits.items()}
     names = model.tokenizer.convert_ids_to_tokens(encoded.features[0]["input_ids"])
     tokens, joined = pieces(names, parts, model.task.origins(model.tokenizer, parts, model.max_length))
@@ -192,7 +197,7 @@ def watched(
         frozen=watcher.frozen,
         scores=watcher.scores,
         depths=watcher.depths,
-        exits=[answers.get(layer) for layer in range(1, n_layers + 1)],
+        exits=[answers.get(layer) for layer in range(1, model.backbone.n_layers + 1)],
         compared=watcher.compared,
         prediction=prediction,
         method=model.method.name,

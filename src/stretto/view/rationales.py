@@ -45,7 +45,7 @@ from stretto.errors import StrettoError
 from stretto.methods.saliency import layer_saliency
 from stretto.model import AdaptiveModel
 from stretto.state import Inputs
-from stretto.view.explain import Watcher
+from stretto.view.explain import watch
 
 Array = NDArray[Any]
 #: Room for rounding: n scores of exactly 1/n are all selected.
@@ -254,8 +254,7 @@ def _token_scores(
     sources: dict[str, tuple[Array | None, Array]] = {}
     drops = model.method.points & {"before", "between"}
     if drops:
-        watcher = Watcher(model.method, model.backbone.n_layers, inputs.input_ids.shape[1])
-        model.run(inputs, dial, decider=watcher)
+        watcher = watch(model, inputs, dial)
         own = watcher.scores.numpy()
         own = own / np.maximum(np.nansum(own, axis=1, keepdims=True), np.finfo(float).tiny)
         if "before" in drops and not np.isnan(own).all():
