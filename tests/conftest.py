@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import amx  # noqa: F401 (before torch)
 import pytest
 from commands import save_encoder, save_model, write_reviews
 

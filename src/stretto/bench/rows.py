@@ -41,6 +41,7 @@ from stretto.saving.versions import versions
 from stretto.state import Trace
 from stretto.tasks import TASKS
 from stretto.training import SCRATCH
+from stretto.training.bfloat16 import survives_bf16
 from stretto.training.pretraining import SUMMARY
 from stretto.training.run import train
 from stretto.training.scratch import fresh_model
@@ -355,7 +356,7 @@ def without(dataset: Dataset, part: Dataset) -> Dataset:
 
 def has_bf16() -> bool:
     """Without bfloat16 in the processor, oneDNN emulates it, several times slower than float32."""
-    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16")) and survives_bf16()
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from stretto.saving.same_run import digest, hold_to
 from stretto.saving.versions import versions
 from stretto.state import Inputs
 from stretto.tasks import task_from_config
+from stretto.training.bfloat16 import check_bf16
 from stretto.training.masking import HiddenWords, Order, Vocabulary, Window, cut
 from stretto.training.plan import PLAN, check_names
 from stretto.training.processes import is_main_process, wait_for_all
@@ -143,6 +144,8 @@ def run_pretraining(
     hold_to(work / PLAN, plan, what="the unfinished training", place=work, write=is_main_process())
     plan_name = digest(plan)  # before training changes the model's config
     set_seed(seed)
+    if settings.get("bf16"):
+        check_bf16(model.device.type)
     with logs_in(Path(os.environ.get(LOGS, f"{output}.logs"))):
         trainer = PretrainingTrainer(
             model=Learner(model, gates),

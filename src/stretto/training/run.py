@@ -33,6 +33,7 @@ from stretto.model import AdaptiveModel
 from stretto.saving.files import write_errors, write_tensors
 from stretto.saving.folder import check_place
 from stretto.saving.place import locked
+from stretto.training.bfloat16 import check_bf16
 from stretto.training.frozen import record_examples, recording_fits
 from stretto.training.learner import Learner
 from stretto.training.material import Material
@@ -102,6 +103,8 @@ def train_stages(
             "none follows the fine-tuning. Leave them out, or let one follow (exits: --joint-start finetuned)."
         )
     check_place(output)
+    if arguments.get("bf16"):
+        check_bf16(model.encoder.device.type)
     work = Path(f"{output}.work")
     model.task.learn_from(train_data)
     plan = Plan(model, stages, train_data, dev_data, unlabelled, arguments, guarantee=guarantee)
