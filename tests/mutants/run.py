@@ -79,6 +79,7 @@ def in_child(source: Path, tests: Sequence[str], log: Path) -> tuple[str, str]:
             os.chdir(ROOT)
             sys.path[:0] = [str(source)]
             os.environ["PYTHONPATH"] = str(source)
+            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some take seconds to load
             code = int(pytest.main([*OPTIONS, *tests], plugins=[FirstFailure(failure)]))
         except BaseException:
             traceback.print_exc()

@@ -2,13 +2,15 @@
 
 Each verb first runs undisturbed. Then it is started in a fresh folder, killed at a random moment of that time, and
 given again, until so many kills have met a running process. After the kill its output is there as a whole or not at
-all; in the end it is the same, byte for byte, and nothing else is left. The summary is written to chaos-summary.json
+all (of `compare`: its results are, row by row); in the end it is the same, byte for byte, but for the hours that rows
+took, and nothing else is left. The summary is written to chaos-summary.json
 beside this file; with --verbs those rows of it are replaced.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
 import os
@@ -28,8 +30,10 @@ from commands import save_encoder, write_reviews  # noqa: E402
 from forked import run_main  # noqa: E402
 from tiny import tiny_model  # noqa: E402
 
-import stretto.budget.search  # noqa: E402  # loaded once, not by every child
+import stretto.bench.compare  # noqa: E402  # loaded once, not by every child
+import stretto.budget.search  # noqa: E402
 import stretto.training.pretraining  # noqa: E402, F401
+from stretto.bench.results import Results  # noqa: E402
 from stretto.saving.versions import versions  # noqa: E402
 
 SUMMARY = HERE / "chaos-summary.json"
@@ -41,7 +45,23 @@ COMMANDS = {
     "pretrain": "pretrain corpus.txt OUT --vocab-size 60 --max-steps 24 --save-steps 4 --eval-steps 8 --hidden-size 32 "
     "--embedding-size 16 --intermediate-size 64 --num-hidden-layers 3 --per-device-train-batch-size 8",
     "predict": "predict model many.jsonl --output OUT.jsonl --batch-size 8",
+    "compare": "compare suite.yaml --data . --models . --output OUT",
 }
+RESULTS = "results.json"
+SUITE = """
+name: chaos
+about: Every kind of row.
+model: encoder
+baselines: [huggingface, onnx, onnx_int8]
+int8: true
+sets: {reviews: {train: reviews, epochs: 2}}
+recipes:
+  full: {}
+  deebert: {settings: {exit_epochs: 2}}
+  length_adaptive:
+    settings: {drop_epochs: 2, random_models: 1}
+    search: {limit: 6, iterations: 2, mutations: 2, crossovers: 2, population: 3}
+"""
 KILLS = 20
 #: What may be wrong after a kill, and what is not: the process had ended before; its result was there already, as a
 #: whole, and the command given again said so.
@@ -60,6 +80,8 @@ def prepare(folder: Path) -> None:
     write_reviews(folder / "many.jsonl", 1500, seed=2)
     texts = [json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()]
     (folder / "corpus.txt").write_text("\n".join(texts) + "\n")
+    (folder / "suite.yaml").write_text(SUITE)
+    (folder / "reviews.jsonl.gz").write_bytes(gzip.compress((folder / "train.jsonl").read_bytes()))
 
 
 def start(command: str, folder: Path, shared: Path) -> int:
@@ -82,7 +104,24 @@ def finish(child: int) -> int:
 def result(folder: Path) -> dict[str, str]:
     """The digest of every file below a folder, hidden ones and leftovers too."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {str(path.relative_to(folder)): hashlib.sha256(content(path)).hexdigest() for path in files}
+
+
+def content(path: Path) -> bytes:
+    if path.name != RESULTS:
+        return path.read_bytes()
+    results = json.loads(path.read_bytes())
+    for row in results["rows"]:
+        row.pop("hours", None)
+    return json.dumps(results).encode()
+
+
+def is_whole(verb: str, folder: Path, after: dict[str, str], expected: dict[str, str]) -> bool:
+    """Whether the output is there as a whole or not at all; of `compare`, which resumes in it, the rows that are."""
+    if verb != "compare":
+        return after in ({}, expected)
+    path = folder / "out" / RESULTS
+    return not path.exists() or all(row.points for row in Results.load(path).rows)
 
 
 def outputs(found: dict[str, str]) -> dict[str, str]:
@@ -112,7 +151,7 @@ def torment(verb: str, kills: int, dice: random.Random, shared: Path, place: Pat
         ended = finish(child)
         counts["killed" if ended == -signal.SIGKILL else "ended before"] += 1
         after = outputs(result(folder))
-        counts["half-written"] += after not in ({}, expected)
+        counts["half-written"] += not is_whole(verb, folder, after, expected)
         code = 0 if ended == 0 else finish(start(command, folder, shared))
         if code != 0 and after == expected and DONE in (place / "log").read_text():
             counts["finished at the kill"] += 1

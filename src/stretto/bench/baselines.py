@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,36 @@ def hugging_face(model: nn.Module, batches: Sequence[Inputs]) -> list[Step]:
 
     given = [{name: getattr(inputs, name) for name in known} for inputs in batches]
     return [partial(run, {name: value for name, value in each.items() if value is not None}) for each in given]
+
+
+def hugging_face_scores(model: AdaptiveModel, data: Dataset) -> dict[str, float]:
+    """Of the full model as Hugging Face runs it, on labelled data."""
+    return engine_scores(model, data, partial(hugging_face, model.encoder), logits_of)
+
+
+def engine_scores(
+    model: AdaptiveModel,
+    data: Dataset,
+    steps_of: Callable[[Sequence[Inputs]], Sequence[Step]],
+    logits_of: Callable[[Any], Tensor],
+) -> dict[str, float]:
+    """Of an engine that runs the full model on padded batches; its outputs hold logits [B, C] or [B, T, C]."""
+    encoded = model.encode(data.texts)
+    pool = list(batches(encoded.features, model.tokenizer.pad_token_id, BATCH))
+    rows: list[Any] = []
+    for inputs, step in zip(pool, steps_of(pool), strict=True):
+        logits = logits_of(step())
+        if logits.dim() == 2:
+            rows.append(logits)
+        else:  # an answer for every token: without padding
+            rows += [part[:length] for part, length in zip(logits, inputs.attention_mask.sum(1), strict=True)]
+    answered = rows if model.task.answers == "token" else torch.cat(rows)
+    return model.task.scores(answered, encoded, data.labels or [])
+
+
+def logits_of(output: Any) -> Tensor:
+    """[B, C] or [B, T, C] of what Hugging Face's model returns; of an answer in a text [B, T, 2]."""
+    return output.logits if "logits" in output else torch.stack((output.start_logits, output.end_logits), dim=-1)
 
 
 class GemmLimit:
@@ -124,17 +154,7 @@ class OnnxRuntime:
 
     def scores(self, model: AdaptiveModel, data: Dataset, dtype: str) -> dict[str, float]:
         """Of the exported full model on labelled data."""
-        encoded = model.encode(data.texts)
-        pool = list(batches(encoded.features, model.tokenizer.pad_token_id, BATCH))
-        rows: list[Any] = []
-        for inputs, step in zip(pool, self.steps(pool, dtype), strict=True):
-            logits = torch.from_numpy(step()[0])  # type: ignore[index]
-            if logits.dim() == 2:
-                rows.append(logits)
-            else:  # an answer for every token: without padding
-                rows += [part[:length] for part, length in zip(logits, inputs.attention_mask.sum(1), strict=True)]
-        answered = rows if model.task.answers == "token" else torch.cat(rows)
-        return model.task.scores(answered, encoded, data.labels or [])
+        return engine_scores(model, data, lambda pool: self.steps(pool, dtype), lambda out: torch.from_numpy(out[0]))
 
     def session(self, path: Path) -> Any:
         import onnxruntime
@@ -178,7 +198,4 @@ class LogitsAlone(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        output = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
-        if "logits" in output:
-            return output.logits
-        return torch.stack((output.start_logits, output.end_logits), dim=-1)  # of an answer in a text: [B, T, 2]
+        return logits_of(self.model(input_ids=input_ids, attention_mask=attention_mask, **types))

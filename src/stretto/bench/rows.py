@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from transformers import AutoModel
 
-from stretto.bench.baselines import BATCH, OnnxRuntime, padded_flops
-from stretto.bench.results import HF, HF_SORTED, ONNX, Point, Row
+from stretto.bench.baselines import BATCH, OnnxRuntime, hugging_face_scores, padded_flops
+from stretto.bench.results import HF, HF_SORTED, ONNX_INT8, Point, Row
 from stretto.bench.suite import DEFAULT_SEED, FULL_ROW, Recipe, SetSpec, Suite
 from stretto.budget.search import SearchSettings, search
 from stretto.budget.sweep import sweep
@@ -328,13 +328,13 @@ class Bench:
         lengths = torch.tensor([len(feature["input_ids"]) for feature in features])
         pool = list(batches(in_order, model.tokenizer.pad_token_id, BATCH))
         cost = padded_flops(pool, model.backbone) / float(full_flops(lengths, model.backbone).sum())
-        full = sweep(model, data, progress=False)[0]
-        metrics, score, dtype = full.metrics, full.score, "float32"
-        if name not in (HF, HF_SORTED):
-            dtype = "float32" if name == ONNX else "int8"
-            metrics = self.onnx(model).scores(model, self.parts["test"], dtype)
-            score = metrics[model.task.main_metric]
-        point = Point(0.0, score, cost, full.depth, metrics, dtype=dtype)
+        dtype = "int8" if name == ONNX_INT8 else "float32"
+        if name in (HF, HF_SORTED):
+            metrics = hugging_face_scores(model, data)
+        else:
+            metrics = self.onnx(model).scores(model, data, dtype)
+        depth = float(model.backbone.n_layers)
+        point = Point(0.0, metrics[model.task.main_metric], cost, depth, metrics, dtype=dtype)
         return Row(**self.identity(name, name), epochs=self.spec.epochs, points=[point])
 
     def onnx(self, model: AdaptiveModel) -> OnnxRuntime:

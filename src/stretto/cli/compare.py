@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +48,7 @@ def compare(
     from stretto.view.tables import show_table
 
     torch.set_num_threads(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if threads == 1 else "true")
     loaded = Suite.load(suite)
     work = output or Path("runs") / loaded.name
     comparison = Comparison(
