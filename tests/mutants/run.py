@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import fcntl
 import hashlib
 import importlib
 import json
@@ -140,52 +141,60 @@ def try_out(mutant: Mutant, source: Path, place: Path) -> dict[str, Any]:
     }
 
 
-def write(listed: Sequence[Mutant], rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The summary, in the order of the list."""
-    kept = [rows[mutant.key] for mutant in listed if mutant.key in rows]
-    counts = dict(Counter(row["result"] for row in kept))
-    lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in kept)
-    unfinished = SUMMARY.with_suffix(".part")
-    unfinished.write_text(f'{{"counts": {json.dumps(counts)},\n "mutants": [\n  {lines}\n]}}\n', encoding="utf-8")
-    unfinished.replace(SUMMARY)
-    return counts
+def known() -> dict[str, dict[str, Any]]:
+    """The rows of the summary."""
+    if not SUMMARY.exists():
+        return {}
+    return {row["mutant"]: row for row in json.loads(SUMMARY.read_text(encoding="utf-8"))["mutants"]}
+
+
+def write(listed: Sequence[Mutant], new: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Add rows to the summary, in the order of the list; several processes may do so."""
+    folder = os.open(SUMMARY.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        found = {**known(), **new}
+        rows = {mutant.key: found[mutant.key] for mutant in listed if mutant.key in found}
+        counts = json.dumps(Counter(row["result"] for row in rows.values()))
+        lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows.values())
+        unfinished = SUMMARY.with_suffix(".part")
+        unfinished.write_text(f'{{"counts": {counts},\n "mutants": [\n  {lines}\n]}}\n', encoding="utf-8")
+        unfinished.replace(SUMMARY)
+    finally:
+        os.close(folder)
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--only", default="", help="mutants whose file or name contains this")
+    parser.add_argument("--only", nargs="*", default=[""], help="mutants whose file or name contains one of these")
     parser.add_argument("--all", action="store_true", help="run also those that have not changed")
     options = parser.parse_args()
-    listed = mutants()
-    rows = {}
-    if SUMMARY.exists():
-        rows = {row["mutant"]: row for row in json.loads(SUMMARY.read_text(encoding="utf-8"))["mutants"]}
-    wanted = [
-        mutant for mutant in listed
-        if options.only in mutant.key and (options.all or rows.get(mutant.key, {}).get("digest") != digest_of(mutant))
-    ]  # fmt: skip
+    listed, before = mutants(), known()
+    wanted = [mutant for mutant in listed if any(part in mutant.key for part in options.only)]
+    if not options.all:
+        wanted = [mutant for mutant in wanted if before.get(mutant.key, {}).get("digest") != digest_of(mutant)]
     sys.dont_write_bytecode = True
     for name in PRELOADED:
         importlib.import_module(name)
-    with tempfile.TemporaryDirectory() as folder:
+    passing: dict[tuple[str, ...], bool] = {}
+    with tempfile.TemporaryDirectory() as folder, tqdm(wanted, unit="mutant") as bar:
         place, source = Path(folder), Path(folder) / "src"
         shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         # by content: a mutant may have the size and the second of the file before
         compileall.compile_dir(source, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
-        passing: dict[tuple[str, ...], bool] = {}
-        with tqdm(wanted, unit="mutant") as bar:
-            for mutant in bar:
-                bar.set_description(mutant.key[:60])
-                if mutant.tests not in passing:
-                    passing[mutant.tests] = pass_unchanged(mutant.tests, source, place)
-                if passing[mutant.tests]:
-                    rows[mutant.key] = try_out(mutant, source, place)
-                    write(listed, rows)
-                    if rows[mutant.key]["result"] == "survived":
-                        tqdm.write(f"survived: {mutant.key}")
-    counts = write(listed, rows)
-    print(f"{sum(counts.values())} of {len(listed)} mutants: {counts}")
-    unexplained = [row["mutant"] for row in rows.values() if row["result"] == "survived" and not row.get("explained")]
+        for mutant in bar:
+            bar.set_description(mutant.key[:60])
+            if mutant.tests not in passing:
+                passing[mutant.tests] = pass_unchanged(mutant.tests, source, place)
+            if passing[mutant.tests]:
+                row = try_out(mutant, source, place)
+                write(listed, {mutant.key: row})
+                if row["result"] == "survived":
+                    tqdm.write(f"survived: {mutant.key}")
+    rows = write(listed, {})
+    print(f"{len(rows)} of {len(listed)} mutants: {dict(Counter(row['result'] for row in rows.values()))}")
+    unexplained = [key for key, row in rows.items() if row["result"] == "survived" and not row.get("explained")]
     failing = [" ".join(tests) for tests, passed in passing.items() if not passed]
     if unexplained or failing:
         sys.exit(f"Survived, and not explained: {unexplained or 'none'}. Tests that fail: {failing or 'none'}.")

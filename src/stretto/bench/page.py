@@ -26,6 +26,7 @@ th, td { padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: left; 
 .plots { display: flex; flex-wrap: wrap; gap: 1rem; }
 figure { margin: 0; } figcaption { font-weight: 600; font-size: .9em; }
 svg text { font: 11px system-ui, sans-serif; fill: #444; }
+svg [data-row] line, svg [data-row] polyline { pointer-events: none; }
 svg [data-row] .mark:hover { stroke: #222; stroke-width: 2; }
 .legend button { border: 1px solid #ddd; background: none; border-radius: .3rem; margin: .1rem; cursor: pointer; }
 .legend button.off { opacity: .35; }
