@@ -2,10 +2,11 @@
 
 Not part of the tests. The lists are *.yaml; the result is summary.json beside this file: killed (a test failed),
 timeout (the tests did not end in time), not run (no test was chosen) or survived. It is written after every mutant.
-Mutants whose file and tests have not changed since are not run again (--all: run all). Exits 1 if a mutant survived
-that the list does not explain.
+Mutants whose file and tests have not changed since are not run again (--all: start afresh). Exits 1 if a mutant
+survived that the list does not explain.
 
-Each mutant runs in a child of this process, which has loaded torch and transformers already but no module of stretto.
+Tests run in children of this process, which has loaded torch and transformers already but no module of stretto. The
+mutants of one list of tests share a child that has loaded those (`swap.py`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tqdm import tqdm
 sys.path[:0] = [str(Path(__file__).parent)]
 
 from listed import ROOT, SOURCE, SUMMARY, Mutant, mutants  # noqa: E402
+from swap import swap  # noqa: E402
 
 #: Loaded once, not by every child.
 PRELOADED = (
@@ -64,16 +66,38 @@ class FirstFailure:
             self.path.write_text(f"{report.nodeid} (collection)", encoding="utf-8")
 
 
-def in_child(source: Path, tests: Sequence[str], log: Path) -> tuple[str, str]:
+class Several(FirstFailure):
+    """Loads and collects tests once, and runs them in a child for each mutant, whose code is exchanged there."""
+
+    def __init__(self, path: Path, group: Sequence[Mutant], source: Path, listed: Sequence[Mutant]) -> None:
+        super().__init__(path)
+        self.group, self.source, self.listed = group, source, listed
+
+    def pytest_runtestloop(self) -> bool | None:
+        for mutant in self.group:
+            began = time.monotonic()
+            self.path.unlink(missing_ok=True)
+            if (child := os.fork()) == 0:
+                resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST))
+                if swap(mutant, self.source):
+                    return None  # the tests run
+                os._exit(0)
+            outcome, failed = outcome_of(child, self.path)
+            if outcome in ("failed", "timeout"):
+                write(self.listed, {mutant.key: row_of(mutant, outcome, failed, began)})
+        return True
+
+
+def in_child(source: Path, tests: Sequence[str], log: Path, plugin: FirstFailure) -> tuple[str, str]:
     """Run tests on a source folder: 'passed', 'failed', 'timeout' or 'not run', and the first test that failed."""
-    failure = log.with_suffix(".failed")
-    failure.unlink(missing_ok=True)
+    plugin.path.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
         code = 3
         try:
             os.setpgid(0, 0)
-            resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST))
+            if not isinstance(plugin, Several):
+                resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST))
             stream = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
             for number in (1, 2):
                 os.dup2(stream, number)
@@ -81,25 +105,33 @@ def in_child(source: Path, tests: Sequence[str], log: Path) -> tuple[str, str]:
             sys.path[:0] = [str(source)]
             os.environ["PYTHONPATH"] = str(source)
             os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some take seconds to load
-            code = int(pytest.main([*OPTIONS, *tests], plugins=[FirstFailure(failure)]))
+            code = int(pytest.main([*OPTIONS, *tests], plugins=[plugin]))
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+    outcome, failed = outcome_of(child, plugin.path)
+    if outcome == "not run":
+        failed = " ".join(log.read_text(encoding="utf-8")[-300:].split())
+    return outcome, failed
+
+
+def outcome_of(child: int, failure: Path) -> tuple[str, str]:
+    """How a child ended that runs tests."""
     until = time.monotonic() + LONGEST_WAIT
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
         if time.monotonic() > until:
             with suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
-        time.sleep(0.05)
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.02)
     code = os.waitstatus_to_exitcode(ended[1])
     if code <= 0:
         return "passed" if code == 0 else "timeout", ""
-    if not failure.exists():  # no test was chosen, or pytest itself failed
-        return "not run", " ".join(log.read_text(encoding="utf-8")[-300:].split())
-    return "failed", failure.read_text(encoding="utf-8")
+    if failure.exists():
+        return "failed", failure.read_text(encoding="utf-8")
+    return "not run", ""  # no test was chosen, or pytest itself failed
 
 
 def digest_of(mutant: Mutant) -> str:
@@ -112,24 +144,20 @@ def digest_of(mutant: Mutant) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
-def pass_unchanged(tests: Sequence[str], source: Path, place: Path) -> bool:
-    """Tests that do not pass without a mutant tell nothing of one."""
-    outcome, failed = in_child(source, tests, place / "unchanged.log")
-    if outcome != "passed":
-        tqdm.write(f"{outcome} without a mutant: {' '.join(tests)} ({failed})")
-    return outcome == "passed"
-
-
 def try_out(mutant: Mutant, source: Path, place: Path) -> dict[str, Any]:
-    """Apply a mutant to the copy, run its tests, restore the copy."""
+    """Apply a mutant to the copy, run its tests on a fresh import, restore the copy."""
     path = source / "stretto" / mutant.file
     before, changed = path.read_text(encoding="utf-8"), mutant.apply(source)
     began = time.monotonic()
     path.write_text(changed, encoding="utf-8")
     try:
-        outcome, failed = in_child(source, mutant.tests, place / "mutant.log")
+        outcome, failed = in_child(source, mutant.tests, place / "mutant.log", FirstFailure(place / "failed"))
     finally:
         path.write_text(before, encoding="utf-8")
+    return row_of(mutant, outcome, failed, began)
+
+
+def row_of(mutant: Mutant, outcome: str, failed: str, began: float) -> dict[str, Any]:
     result = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
     return {
         "mutant": mutant.key,
@@ -139,6 +167,10 @@ def try_out(mutant: Mutant, source: Path, place: Path) -> dict[str, Any]:
         "seconds": round(time.monotonic() - began, 1),
         "digest": digest_of(mutant),
     }
+
+
+def is_known(mutant: Mutant, rows: dict[str, dict[str, Any]]) -> bool:
+    return rows.get(mutant.key, {}).get("digest") == digest_of(mutant)
 
 
 def known() -> dict[str, dict[str, Any]]:
@@ -168,34 +200,38 @@ def write(listed: Sequence[Mutant], new: dict[str, dict[str, Any]]) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", nargs="*", default=[""], help="mutants whose file or name contains one of these")
-    parser.add_argument("--all", action="store_true", help="run also those that have not changed")
+    parser.add_argument("--all", action="store_true", help="forget the summary: run also those that have not changed")
     options = parser.parse_args()
+    if options.all:
+        SUMMARY.unlink(missing_ok=True)
     listed, before = mutants(), known()
     wanted = [mutant for mutant in listed if any(part in mutant.key for part in options.only)]
-    if not options.all:
-        wanted = [mutant for mutant in wanted if before.get(mutant.key, {}).get("digest") != digest_of(mutant)]
+    wanted = [mutant for mutant in wanted if not is_known(mutant, before)]
+    groups: dict[tuple[str, ...], list[Mutant]] = {}
+    for mutant in wanted:
+        groups.setdefault(mutant.tests, []).append(mutant)
     sys.dont_write_bytecode = True
     for name in PRELOADED:
         importlib.import_module(name)
-    passing: dict[tuple[str, ...], bool] = {}
-    with tempfile.TemporaryDirectory() as folder, tqdm(wanted, unit="mutant") as bar:
+    failing = []
+    with tempfile.TemporaryDirectory() as folder, tqdm(total=len(wanted), unit="mutant") as bar:
         place, source = Path(folder), Path(folder) / "src"
         shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         # by content: a mutant may have the size and the second of the file before
         compileall.compile_dir(source, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
-        for mutant in bar:
-            bar.set_description(mutant.key[:60])
-            if mutant.tests not in passing:
-                passing[mutant.tests] = pass_unchanged(mutant.tests, source, place)
-            if passing[mutant.tests]:
-                row = try_out(mutant, source, place)
-                write(listed, {mutant.key: row})
-                if row["result"] == "survived":
-                    tqdm.write(f"survived: {mutant.key}")
+        for tests, group in groups.items():
+            bar.set_description(group[0].file)
+            outcome, failed = in_child(source, tests, place / "unchanged.log", FirstFailure(place / "failed"))
+            if outcome == "passed":
+                in_child(source, tests, place / "several.log", Several(place / "failed", group, source, listed))
+                for mutant in [each for each in group if not is_known(each, known())]:
+                    write(listed, {mutant.key: try_out(mutant, source, place)})
+            else:  # they tell nothing of a mutant
+                failing.append(f"{' '.join(tests)} ({outcome}: {failed})")
+            bar.update(len(group))
     rows = write(listed, {})
     print(f"{len(rows)} of {len(listed)} mutants: {dict(Counter(row['result'] for row in rows.values()))}")
     unexplained = [key for key, row in rows.items() if row["result"] == "survived" and not row.get("explained")]
-    failing = [" ".join(tests) for tests, passed in passing.items() if not passed]
     if unexplained or failing:
         sys.exit(f"Survived, and not explained: {unexplained or 'none'}. Tests that fail: {failing or 'none'}.")
 
