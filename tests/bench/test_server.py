@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +22,7 @@ from stretto.bench.malformed import KINDS, malformed
 from stretto.bench.plain_server import create_app as plain_app
 from stretto.bench.plain_server import hugging_face, onnx_runtime
 from stretto.bench.report.server import load_table, summary_table
-from stretto.bench.results import Results, Row
+from stretto.bench.results import Load, Results, Row
 from stretto.bench.server import CONTENDERS, Bench, Running, bench_server, described, measure
 from stretto.deploy.server import create_app
 from stretto.errors import StrettoError
@@ -66,6 +69,31 @@ def test_loads_are_measured_and_reported(bench: Bench, tmp_path: Path) -> None:
     assert again == rows
     assert "p50 at 80 % load" in summary_table(again) and "malformed requests, refused | 60, 60" in summary_table(again)
     assert load_table(again).count("\n") == 2 + 16 - 1
+
+
+def test_what_was_measured_is_not_measured_again(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with the same file starts the servers that are missing, with the capacity that was measured before."""
+    capacity = Load("capacity", 1.0, 40, 40, 0, 40.0, 100.0)
+    path = tmp_path / "server.json"
+    Results("server", path=path).put(described(bench, "stretto", "short", ([capacity], [])))
+    started: list[tuple[str, float]] = []
+
+    @contextmanager
+    def running(bench: Bench, name: str) -> Iterator[str]:
+        yield name
+
+    async def measure(bench: Bench, name: str, questions: Any, known: dict[str, float], *rest: Any) -> Any:
+        started.append((name, known["stretto"]))
+        return [capacity], []
+
+    monkeypatch.setattr("stretto.bench.server.running", running)
+    monkeypatch.setattr("stretto.bench.server.measure", measure)
+    for _ in range(2):
+        found = bench_server(bench, ["stretto", "wait_for_batch"], ["short"], path, lambda line: None)
+        assert started == [("wait_for_batch", 40.0)]
+        assert [row.name for row in found.rows] == ["stretto", "wait_for_batch"]
+    with pytest.raises(StrettoError, match=r"another seconds: 9, before 0\.4"):
+        bench_server(replace(bench, seconds=9), ["stretto"], ["short"], path, print)
 
 
 def test_malformed_requests_are_refused_one_by_one(bench: Bench) -> None:

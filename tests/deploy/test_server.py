@@ -87,6 +87,12 @@ def test_predict_takes_the_shapes_of_text_embeddings_inference(client: TestClien
     assert [labels(each)[0] for each in batch] == [p.label for p in model.predict(["a good film", "a dull plot"])]
     flat = client.post("/predict", json={"inputs": ["a", "b", "c"]})
     assert flat.status_code == 422 and "flat list of 3" in flat.json()["error"]
+    model.task.n_texts = 1  # the model knows that it was trained on single texts
+    trap = client.post("/predict", json={"inputs": ["a good film", "a dull plot"]})
+    assert trap.status_code == 422 and '[["a"], ["b"]]' in trap.json()["error"]
+    model.task.n_texts = 2
+    assert client.post("/predict", json={"inputs": "a"}).json()["error"].endswith('Write a pair as ["a", "b"].')
+    model.task.n_texts = None
     raw = client.post("/predict", json={"inputs": "a good film", "raw_scores": True}).json()
     assert sum(each["score"] for each in raw) != pytest.approx(1.0) and labels(raw) == labels(one.json())
 
@@ -155,6 +161,16 @@ def test_codes(client: TestClient, app: FastAPI, code: int, route: str, body: An
     answer = client.post(route, content=json.dumps(body), headers={"content-type": "application/json"})
     assert answer.status_code == code, answer.text
     assert set(answer.json()) == {"error", "error_type"}
+
+
+def test_what_is_not_json_is_refused(client: TestClient) -> None:
+    text = client.post("/predict", content=b'{"inputs": "a"}', headers={"content-type": "text/plain"})
+    assert text.status_code == 422 and "content-type: application/json" in text.json()["error"]
+    kind = {"content-type": "application/json; charset=utf-8"}
+    assert client.post("/predict", content=b'{"inputs": "a"}', headers=kind).status_code == 200
+    for body in (b'{"inputs": "a"', b"\xff", b"", b"[" * 90_000, b'{"inputs": 1}'):
+        refused = client.post("/predict", content=body, headers=kind)
+        assert refused.status_code in (413, 422) and refused.json()["error"].startswith(("body", "Expected")), body[:20]
 
 
 def test_truncation_keeps_either_end(client: TestClient, app: FastAPI) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -169,7 +170,7 @@ class LayerSpec:
         """Of the rows, of all heads together, and of what the FFN's last product reads."""
         return self.attention.output.weight.shape[0], self.attention.width, self.ffn.size
 
-    @property
+    @cached_property
     def macs(self) -> LayerMacs:
         attention, ffn = self.attention, self.ffn
         tables = 0 if attention.relative is None else attention.width * attention.relative.rows

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count, islice
 from typing import Any
 
@@ -342,4 +343,4 @@ def expected_cost(model: AdaptiveModel) -> Callable[[float], float]:
     points = [(point.dial, point.cost) for point in model.operating_points]
     if not points:
         return lambda dial: 1.0
-    return lambda dial: min(points, key=lambda point: abs(point[0] - dial))[1]
+    return lru_cache(1024)(lambda dial: min(points, key=lambda point: abs(point[0] - dial))[1])

@@ -21,6 +21,8 @@ from stretto.saving.points import budget_named
 
 #: Requests of more characters are tokenised in a thread, so that other requests do not wait.
 QUICK = 20_000
+#: Seconds before the server looks whether the client has left: most answers come earlier, and looking takes time.
+PROMPT = 0.05
 FULL = (429, "Overloaded", "Expected room in the queue, got a full one. Try again later.")
 STOPPING = (503, "Unhealthy", "Expected a running server, got one that is stopping. Try again later.")
 
@@ -197,9 +199,13 @@ def accepted(submit: Any, *arguments: Any) -> Any:
 async def wanted(request: Request, future: Any, seconds: float) -> Any:
     """Wait for a scheduler's future. It is cancelled if the client leaves, or if it takes too long."""
     answer = asyncio.wrap_future(future)
-    leaving = asyncio.ensure_future(disconnected(request))
+    leaving: asyncio.Task[None] | None = None
     try:
-        done, _ = await asyncio.wait({answer, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((answer,), timeout=min(seconds, PROMPT))
+        if not done:
+            leaving = asyncio.ensure_future(disconnected(request))
+            both, rest = (answer, leaving), max(0.0, seconds - PROMPT)
+            done, _ = await asyncio.wait(both, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
         if answer in done:
             return answer.result()
         if leaving in done:
@@ -209,8 +215,9 @@ async def wanted(request: Request, future: Any, seconds: float) -> Any:
         why = f"Expected an answer within {seconds:g} s, got none. Try again later, or allow more time (deadline_ms)."
         raise Refused(504, "Deadline", why) from None
     finally:
-        leaving.cancel()
-        answer.cancel()  # nothing happens if it is done
+        if leaving is not None:
+            leaving.cancel()
+        answer.cancel()  # does nothing if it is done
 
 
 async def disconnected(request: Request) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,8 +16,10 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
+from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from stretto import __version__
@@ -120,7 +122,9 @@ class Server:
     def named(self, name: str | None, kind: Any) -> Served:
         """The model of this name (None: the first) whose task is of this `kind` (a class, or several)."""
         if name is not None and name not in self.served:
-            raise Refused(404, "NotFound", f"Expected a model among {', '.join(self.served)}; got '{name:.60}'.")
+            raise Refused(
+                404, "NotFound", f"Expected a model among {', '.join(self.served)}; got '{name:.60}'. Name one."
+            )
         candidates = self.served.values() if name is None else [self.served[name]]
         able = [each for each in candidates if isinstance(each.model.task, kind)]
         if not able:
@@ -152,34 +156,74 @@ def create_app(models: Mapping[str, AdaptiveModel], settings: Settings | None = 
     return app
 
 
+class PredictRoute(APIRoute):
+    """Reads the body itself, and sends what the endpoint returns. FastAPI's own way, with dependencies and a check of
+    the answer, takes longer than everything else that is done for a short text outside the engine."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                raise StrettoError(
+                    f"Expected JSON with the header 'content-type: application/json', got '{kind:.60}'. Add the header."
+                )
+            try:
+                body = PredictRequest.model_validate_json(await request.body())
+            except ValidationError as error:
+                found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_input=False)]
+                raise RequestValidationError(found) from None
+            response: Response = await self.endpoint(request, body, **request.path_params)
+            return response
+
+        return handle
+
+
+def check_form(task: Task, inputs: Sequence[Any]) -> None:
+    """Refuse pairs if the model takes single texts, and single texts if it takes pairs."""
+    wanted = getattr(task, "n_texts", None)
+    for each in inputs:
+        count = 1 if isinstance(each, str) else len(each)
+        if wanted == 1 and count == 2:
+            raise StrettoError(
+                "Expected single texts, got a pair: a flat list of two strings is one pair. "
+                'Write a batch of two texts as [["a"], ["b"]].'
+            )
+        if wanted == 2 and count == 1:
+            raise StrettoError('Expected pairs of texts, got a single text. Write a pair as ["a", "b"].')
+
+
 def add_answers(app: FastAPI, server: Server) -> None:
     """The routes that run a model."""
 
-    async def predict(request: Request, body: PredictRequest, served: Served) -> Any:
+    async def predict(request: Request, body: PredictRequest, served: Served) -> Response:
         inputs, is_batch = body.inputs, isinstance(body.inputs, list) and any(isinstance(e, list) for e in body.inputs)
         if isinstance(inputs, list) and not is_batch and len(inputs) > 2:
             raise StrettoError(
                 f'Expected one text, a pair, or a batch such as [["a"], ["b"]], got a flat list of {len(inputs)} '
                 "strings. Put each text in a list of its own."
             )
+        check_form(served.model.task, inputs if is_batch else [inputs])
         left = body.truncation_direction.lower() == "left"
         result = await served.answer(request, inputs if is_batch else [inputs], body, left=left)
         rows = [
             scores_of(served.model.task, each, logits.tolist() if body.raw_scores else None)
             for each, logits in zip(result.predictions, result.logits, strict=True)
         ]
-        # a finished response: FastAPI would check it against the schema first, which takes longer than all the above
         return JSONResponse(rows if is_batch else rows[0], headers=headers_of(result))
 
-    @app.post("/predict", responses=ERRORS, tags=["text-embeddings-inference"])
-    async def predict_first(request: Request, body: PredictRequest) -> list[Score] | list[list[Score]]:
+    async def predict_first(request: Request, body: PredictRequest) -> Response:
         """Labels with their scores, best first. The first model that gives labels or values answers."""
         return await predict(request, body, server.named(None, SequenceTask))
 
-    @app.post("/predict/{model}", responses=NAMED)
-    async def predict_named(request: Request, body: PredictRequest, model: str) -> list[Score] | list[list[Score]]:
+    async def predict_named(request: Request, body: PredictRequest, model: str) -> Response:
         """The same, by the model of this name."""
         return await predict(request, body, server.named(model, SequenceTask))
+
+    for path, endpoint, errors in (("/predict", predict_first, ERRORS), ("/predict/{model}", predict_named, NAMED)):
+        app.router.add_api_route(
+            path, endpoint, methods=["POST"], responses=errors, response_model=list[Score] | list[list[Score]],
+            tags=["text-embeddings-inference"] if path == "/predict" else None, route_class_override=PredictRoute,
+        )  # fmt: skip
 
     @app.post("/tokens", responses=NAMED)
     async def tokens(
@@ -299,8 +343,12 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
-        kind = CODES.get(error.status_code, "Validation").split(":")[0]
-        return JSONResponse({"error": str(error.detail), "error_type": kind}, error.status_code, error.headers)
+        kind, why = CODES.get(error.status_code, "Validation").split(":")[0], str(error.detail)
+        if error.status_code == 404:
+            why = f"Expected a route of this server, got '{request.url.path:.60}'. /openapi.json lists them."
+        elif error.status_code == 405:
+            why = f"Expected another HTTP method here, got {request.method:.20}. The header 'allow' names it."
+        return JSONResponse({"error": why, "error_type": kind}, error.status_code, error.headers)
 
     @app.exception_handler(ClientGone)
     async def gone(request: Request, error: ClientGone) -> Response:
