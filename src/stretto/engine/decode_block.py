@@ -1,17 +1,32 @@
-"""One decoder block for the rows of a step: its weights laid out once, and its products."""
+"""One decoder block for the rows of a step: its weights laid out once, and its products.
+
+At one row a step costs little more than the calls it makes, so calls are what is saved here: keys and values are written
+in one copy, and nothing is gathered while all rows are live.
+"""
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stretto.backbones.decoder import BlockSpec
-from stretto.engine.decode_cache import Memory, Source
+from stretto.engine.decode_cache import Memory, Source, attend
 from stretto.engine.layer import PackedFeedForward
-from stretto.engine.linear import Product, product
+from stretto.engine.linear import Product, product, step_product
 from stretto.engine.parts import rounded
+
+
+class Live(NamedTuple):
+    """The rows that come to a block."""
+
+    count: int
+    rows: Tensor | None
+    """[count] ascending indices; None: all rows there are."""
+    sentences: Tensor | None
+    """[count] the sentence of each (its index among those that are being written); None: all rows of all."""
 
 
 class PackedBlock:
@@ -19,85 +34,91 @@ class PackedBlock:
 
     def __init__(self, spec: BlockSpec, number: int, dtype: str) -> None:
         self.spec, self.number, self.dtype = spec, number, dtype
-        self.attention_output = product(spec.attention.output, dtype=dtype)
-        self.cross_query = product(spec.cross.query, dtype=dtype)
+        self.heads, self.size = spec.attention.heads, spec.attention.head_size
+        self.attention_norm, self.cross_norm = Norm(spec.attention_norm), Norm(spec.cross_norm)
+        self.ffn_norm = Norm(spec.ffn_norm)
+        self.attention_output = step_product(spec.attention.output, dtype=dtype)
+        self.cross_query = step_product(spec.cross.query, dtype=dtype)
         self.cross_key_value = product(spec.cross.key, spec.cross.value, dtype=dtype)
-        self.cross_output = product(spec.cross.output, dtype=dtype)
-        self.ffn = PackedFeedForward(spec.ffn, dtype)
+        self.cross_output = step_product(spec.cross.output, dtype=dtype)
+        self.ffn = PackedFeedForward(spec.ffn, dtype, step_product)
 
     @cached_property
     def qkv(self) -> Product:
         own = self.spec.attention
-        return product(own.query, own.key, own.value, dtype=self.dtype)
+        return step_product(own.query, own.key, own.value, dtype=self.dtype)
 
     @cached_property
     def query(self) -> Product:  # where states wait, their keys and values make one product with those of the rows
-        return product(self.spec.attention.query, dtype=self.dtype)
+        return step_product(self.spec.attention.query, dtype=self.dtype)
 
     @cached_property
     def key_value(self) -> Product:
-        return product(self.spec.attention.key, self.spec.attention.value, dtype=self.dtype)
+        return step_product(self.spec.attention.key, self.spec.attention.value, dtype=self.dtype)
 
     def __call__(
-        self, x: Tensor, count: int, memory: Memory, rows: Tensor | None, missing: tuple[Tensor, Tensor] | None,
-        bias: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        """[M, d] -> [M, d]. The first `count` rows of x are live: those of `rows` (indices; None: all there are).
-
-        `missing` is as `Memory.missing` says; `bias` is [heads, n], added to the scores of their n tokens."""
-        spec, before = self.spec, self.spec.pre_norm
-        context = self._attend(spec.attention_norm(x) if before else x, count, memory, rows, missing, bias)
-        x = self.attention_output(context, x)
-        x = x if before else spec.attention_norm(x)
-        query = self.cross_query(spec.cross_norm(x) if before else x)
-        context = memory.source[self.number].attend(query[:count], rows, memory.beams, spec.cross.scale)
-        x = self.cross_output(fill(context, x), x)
-        x = x if before else spec.cross_norm(x)
-        x = self.ffn.out(self.ffn.wide(spec.ffn_norm(x) if before else x), x)
-        return x if before else spec.ffn_norm(x)
+        self, x: Tensor, live: Live, memory: Memory, missing: tuple[Tensor, Tensor] | None, bias: Tensor | None
+    ) -> Tensor:
+        """[M, d] -> [M, d], the live rows first. `missing` is as `Memory.missing` says; `bias` is [1, heads, 1, n],
+        added to the scores of their n tokens."""
+        before, count = self.spec.pre_norm, live.count
+        context = self._attend(self.attention_norm(x) if before else x, live, memory, missing, bias)
+        x = self.attention_output(fill(context, x), x)
+        x = x if before else self.attention_norm(x)
+        query = self.cross_query(self.cross_norm(x) if before else x)[:count].view(count, self.heads, self.size)
+        context = memory.source.attend(self.number, query, live.sentences, memory.beams, self.spec.cross.scale)
+        x = self.cross_output(fill(context.view(count, -1), x), x)
+        x = x if before else self.cross_norm(x)
+        x = self.ffn.out(self.ffn.wide(self.ffn_norm(x) if before else x), x)
+        return x if before else self.ffn_norm(x)
 
     def _attend(
-        self, read: Tensor, count: int, memory: Memory, rows: Tensor | None, missing: tuple[Tensor, Tensor] | None,
-        bias: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        """[M, d] -> [M, inner]: write keys and values, those that were missing too, and look at all of them."""
-        own, here, heads = memory.own[self.number], memory.length, self.spec.attention.heads
+        self, read: Tensor, live: Live, memory: Memory, missing: tuple[Tensor, Tensor] | None, bias: Tensor | None
+    ) -> Tensor:
+        """[M, d] -> [count, inner]: write keys and values, those that were missing too, and look at all of them."""
+        count, rows, _ = live
+        own, here, heads, size = memory.own[self.number], memory.length, self.heads, self.size
         if missing is None:
-            q, k, v = self.qkv(read)[:count].chunk(3, dim=1)
+            made = self.qkv(read)[:count].view(count, 3, heads, size)
+            q, kv = made[:, 0], made[:, 1:].transpose(0, 1)  # [count, heads, size], [2, count, heads, size]
+            newest = own.select(3, here)  # [2, R, heads, size]
+            if rows is None:
+                newest.copy_(kv)
+            else:
+                newest.index_copy_(1, rows, kv)
         else:
             assert memory.states is not None
-            waiting = memory.states[missing]  # [P, d]
-            waiting = self.spec.attention_norm(waiting) if self.spec.pre_norm else waiting
-            both = self.key_value(rounded(torch.cat([read[:count], waiting])))[: count + len(waiting)]
-            old_k, old_v = both[count:].unflatten(1, (2, heads, -1)).unbind(1)
-            own.k[missing[0], :, missing[1]], own.v[missing[0], :, missing[1]] = old_k, old_v
-            q, (k, v) = self.query(read)[:count], both[:count].chunk(2, dim=1)
-        where = slice(None) if rows is None else rows
-        own.k[where, :, here] = k.unflatten(1, (heads, -1))
-        own.v[where, :, here] = v.unflatten(1, (heads, -1))
-        own.written[where] = here + 1
-        added = None if bias is None else bias.unsqueeze(1)
-        return fill(own.attend(q.contiguous(), rows, here + 1, self.spec.attention.scale, added), read)
+            row, position = missing
+            waiting = memory.states[position, row]  # [P, d], those of the newest tokens among them
+            waiting = self.attention_norm(waiting) if self.spec.pre_norm else waiting
+            made = self.key_value(rounded(waiting))[: len(row)].view(-1, 2, heads, size)
+            own[:, row, :, position] = made
+            q = self.query(read)[:count].view(count, heads, size)
+        kv = own[:, :, :, : here + 1]
+        k, v = kv if rows is None else kv.index_select(1, rows)
+        return attend(q.unsqueeze(2), k, v, self.spec.attention.scale, bias).view(count, -1)
 
-    def project_source(self, memory: Memory, rows: Tensor | None, source: Source) -> Tensor | None:
-        """Make keys and values of the sources of sentences that come to this block for the first time; None if there
-        are no such sentences, else [S] which they were."""
-        keys = memory.source[self.number]
-        if keys.all_ready:
-            return None
-        needed = torch.ones_like(keys.ready)
-        if rows is not None:
-            needed = torch.zeros_like(keys.ready).index_fill_(0, rows // memory.beams, True)
-        new = needed & ~keys.ready
-        if not bool(new.any()):
-            return None
-        chosen = new[source.sentence].nonzero().squeeze(1)
-        both = self.cross_key_value(rounded(source.rows[chosen]))[: len(chosen)]
-        both = both.unflatten(1, (2, self.spec.cross.heads, -1))
-        keys.write(source.sentence[chosen], source.place[chosen], both[:, 0], both[:, 1])
-        keys.ready = keys.ready | new
-        keys.all_ready = bool(keys.ready.all())
-        return new
+    def project_source(self, memory: Memory, source: Source, new: Tensor) -> None:
+        """Make keys and values of the sources of the sentences `new` ([S'], ascending)."""
+        chosen, lengths = source.rows, source.lengths
+        if len(new) < len(lengths):
+            chosen, lengths = source.take(new).rows, lengths[new]
+        made = self.cross_key_value(rounded(chosen))[: len(chosen)].view(-1, 2, self.heads, self.size)
+        memory.source.write(self.number, new, lengths, made)
+
+
+class Norm:
+    """A norm as it is called most often: torch's layer norm without the module around it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.plain = type(module) is nn.LayerNorm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        own = self.module
+        if not self.plain:
+            return own(x)
+        return torch.layer_norm(x, own.normalized_shape, own.weight, own.bias, own.eps)  # type: ignore[arg-type]
 
 
 def few(rows: int) -> int:

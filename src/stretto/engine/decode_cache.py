@@ -2,8 +2,7 @@
 
 A row is one text being written: a sentence, or one of its beams. A token that leaves at block n has no keys and values
 above n yet. Its state waits (`Memory.states`), and is projected when the row next goes that deep, as part of one tall
-product. Since every token between two visits of a row to a block left below it, what is missing at a block is always
-the end of the row's text: one number per row and block tells it (`OwnKeys.written`).
+product.
 """
 
 from __future__ import annotations
@@ -13,13 +12,17 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from stretto.backbones.decoder import BlockSpec
-from stretto.engine.attention import softmax
+from stretto.engine.attention import VECTOR
 from stretto.engine.groups import MOST_PADDING
 
 #: Positions that fit at first; twice as many whenever they do not suffice.
 CAPACITY = 32
+#: Heads of all rows together up to which the fused attention kernel is faster: it is one call, but has a fixed cost per
+#: head. Plain batched products are three calls, and slow for fewer than `VECTOR` keys.
+FEW_HEADS = 32
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,6 @@ class Source:
         return torch.arange(len(self.lengths), device=self.rows.device).repeat_interleave(self.lengths)
 
     @cached_property
-    def place(self) -> Tensor:
-        """The position of each row in its sentence."""
-        starts = self.lengths.cumsum(0) - self.lengths
-        return torch.arange(len(self.rows), device=self.rows.device) - starts[self.sentence]
-
-    @cached_property
     def mean(self) -> Tensor:
         """[S, d]"""
         total = self.rows.new_zeros(len(self.lengths), self.rows.shape[1])
@@ -61,49 +58,19 @@ class Source:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-    """[b, heads, m, size], [b, heads, n, size] twice -> [b, heads, m, size]; `bias` broadcasts to [b, heads, m, n]."""
-    shape, (flat_q, flat_k, flat_v) = q.shape, (part.flatten(0, 1) for part in (q, k, v))
+    """[b, heads, m, size], [b, heads, n, size] twice -> [b, heads, m, size]; `bias` ([b or 1, heads or 1, 1, n]) is
+    added to scaled scores."""
+    batch, heads, queries, size = q.shape
+    n = k.shape[2]
+    if batch * heads <= FEW_HEADS or n < VECTOR:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    flat_q, flat_k, flat_v = (part.reshape(batch * heads, -1, size) for part in (q, k, v))
     if bias is None:
-        scores = torch.baddbmm(q.new_zeros(1), flat_q, flat_k.transpose(1, 2), beta=0, alpha=scale)
+        scores = torch.baddbmm(q.new_empty(1), flat_q, flat_k.transpose(1, 2), beta=0, alpha=scale)
     else:
-        added = bias.expand(*shape[:3], k.shape[2]).flatten(0, 1)
+        added = bias.expand(batch, heads, queries, n).reshape(batch * heads, queries, n)
         scores = torch.baddbmm(added, flat_q, flat_k.transpose(1, 2), alpha=scale)
-    return torch.bmm(softmax(scores), flat_v).view(shape)
-
-
-class OwnKeys:
-    """One block's keys and values of the rows' own tokens."""
-
-    def __init__(self, rows: int, heads: int, size: int, like: Tensor) -> None:
-        self.k = like.new_empty(rows, heads, CAPACITY, size)
-        self.v = torch.empty_like(self.k)
-        self.written = torch.zeros(rows, dtype=torch.long, device=like.device)
-        """[R] how many tokens of each row have their keys and values here."""
-
-    def make_room(self, length: int) -> None:
-        """Let `length` positions fit."""
-        capacity = self.k.shape[2]
-        if length > capacity:
-            for name in ("k", "v"):
-                old = getattr(self, name)
-                new = old.new_empty(*old.shape[:2], 2 * capacity, old.shape[3])
-                new[:, :, :capacity] = old
-                setattr(self, name, new)
-
-    def attend(self, q: Tensor, rows: Tensor | None, length: int, scale: float, bias: Tensor | None) -> Tensor:
-        """[R', inner] queries of these rows (None: of all) to their first `length` tokens -> [R', inner]."""
-        k, v = self.k[:, :, :length], self.v[:, :, :length]
-        if rows is not None:
-            k, v = k.index_select(0, rows), v.index_select(0, rows)
-        by_head = q.view(len(q), k.shape[1], 1, k.shape[3])
-        return attend(by_head, k, v, scale, bias).view(len(q), -1)
-
-    def take(self, rows: Tensor, length: int) -> None:
-        """Let these rows (indices, with repetition) take the places of those that were."""
-        count = len(rows)
-        for kept in (self.k, self.v):  # in place: fresh memory would cost more than the copy
-            kept[:count, :, :length] = kept[:, :, :length].index_select(0, rows)
-        self.k, self.v, self.written = self.k[:count], self.v[:count], self.written.index_select(0, rows)
+    return torch.bmm(torch.softmax(scores, dim=-1), flat_v).view(q.shape)
 
 
 @dataclass
@@ -113,82 +80,113 @@ class SourceGroup:
     first: int
     lengths: Tensor
     """[count]"""
-    k: Tensor
-    """[count, heads, longest, size]"""
-    v: Tensor
     bias: Tensor | None
     """[count, 1, 1, longest]: minus infinity where a sentence has no token; None: all have."""
+    kv: dict[int, Tensor]
+    """Block -> [2, count, heads, longest, size] keys and values. A block that no sentence came to has none."""
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.lengths)
+
+    def write(self, block: int, new: Tensor, made: Tensor) -> None:
+        """Keys and values ([rows of these sources, 2, heads, size]) of the sentences `new` (indices in this group)."""
+        longest = int(self.lengths.max()) if self.bias is None else self.bias.shape[3]
+        if self.bias is None:  # no padding: [count, longest, 2, heads, size]
+            spread = made.unflatten(0, (len(new), longest))
+        else:
+            there = (self.bias[new, 0, 0] == 0).flatten().nonzero().squeeze(1)
+            spread = made.new_zeros(len(new) * longest, *made.shape[1:]).index_copy_(0, there, made)
+            spread = spread.unflatten(0, (len(new), longest))
+        spread = spread.permute(2, 0, 3, 1, 4)
+        if len(new) == len(self.lengths):
+            self.kv[block] = spread.contiguous()
+        else:
+            if block not in self.kv:
+                self.kv[block] = spread.new_zeros(2, len(self.lengths), *spread.shape[2:])
+            self.kv[block][:, new] = spread
 
     def take(self, kept: Tensor, first: int) -> None:
-        self.first, self.lengths = first, self.lengths[kept]
-        if len(kept) < len(self.k):
-            self.k, self.v = self.k.index_select(0, kept), self.v.index_select(0, kept)
+        self.first = first
+        if len(kept) < len(self.lengths):
+            self.lengths = self.lengths[kept]
             self.bias = None if self.bias is None else self.bias.index_select(0, kept)
+            self.kv = {block: kv.index_select(1, kept) for block, kv in self.kv.items()}
 
 
 class SourceKeys:
-    """One block's keys and values of the source, shared by the beams of a sentence."""
+    """Keys and values of the source in all blocks, shared by the beams of a sentence."""
 
-    def __init__(self, groups: list[tuple[int, int]], lengths: Tensor, heads: int, size: int, like: Tensor) -> None:
+    def __init__(self, groups: list[tuple[int, int]], lengths: Tensor, n_blocks: int, like: Tensor) -> None:
         """`groups` are [first, end) of the sentences computed together; `lengths` is [S]."""
         self.groups = []
         for first, end in groups:
             of = lengths[first:end]
-            longest = int(of.max())
-            k = like.new_zeros(end - first, heads, longest, size)
-            absent = torch.arange(longest, device=of.device) >= of.unsqueeze(1)
+            absent = torch.arange(int(of.max()), device=of.device) >= of.unsqueeze(1)
             bias = None
             if bool(absent.any()):
                 bias = like.new_zeros(absent.shape).masked_fill_(absent, -torch.inf)[:, None, None, :]
-            self.groups.append(SourceGroup(first, of, k, torch.zeros_like(k), bias))
-        self.ready = torch.zeros(len(lengths), dtype=torch.bool, device=lengths.device)
-        """[S] whose source has been projected: a sentence that never comes this deep needs no keys here."""
-        self.all_ready = False
+            self.groups.append(SourceGroup(first, of, bias, {}))
+        self.ready = torch.zeros(n_blocks, len(lengths), dtype=torch.bool, device=lengths.device)
+        """[N, S] whose source has been projected: a sentence that never comes to a block needs no keys there."""
+        self.all_ready = [False] * n_blocks
 
-    def write(self, sentence: Tensor, place: Tensor, k: Tensor, v: Tensor) -> None:
-        """[P] sentences and places in their sources, ascending, and [P, heads, size] of each."""
+    def new(self, block: int, sentences: Tensor | None) -> Tensor | None:
+        """Which of these sentences (indices, possibly repeated; None: all) come to a block for the first time, in
+        ascending order; None: no one does."""
+        if self.all_ready[block]:
+            return None
+        missing = ~self.ready[block]
+        if sentences is not None:
+            missing = torch.zeros_like(missing).index_fill_(0, sentences, True).logical_and_(missing)
+        new = missing.nonzero().squeeze(1)
+        return new if len(new) else None
+
+    def write(self, block: int, new: Tensor, lengths: Tensor, made: Tensor) -> None:
+        """Keys and values ([rows, 2, heads, size]) of the sources of the sentences `new` (ascending, their `lengths`)."""
         for group in self.groups:
-            inside = (sentence >= group.first) & (sentence < group.first + len(group.k))
-            at = (sentence[inside] - group.first, slice(None), place[inside])
-            group.k[at], group.v[at] = k[inside], v[inside]
+            inside = (new >= group.first) & (new < group.end)
+            of = new[inside] - group.first
+            if len(of):
+                before = int(lengths[new < group.first].sum())
+                group.write(block, of, made[before : before + int(lengths[inside].sum())])
+        self.ready[block, new] = True
+        self.all_ready[block] = bool(self.ready[block].all())
 
-    def attend(self, q: Tensor, rows: Tensor | None, beams: int, scale: float) -> Tensor:
-        """[R', inner] queries of these rows (None: of all) to the sources of their sentences -> [R', inner]."""
-        heads, size = self.groups[0].k.shape[1], self.groups[0].k.shape[3]
+    def attend(self, block: int, q: Tensor, sentences: Tensor | None, beams: int, scale: float) -> Tensor:
+        """[R', heads, size] queries of rows of these sentences (ascending; None: of `beams` rows of each) -> same."""
         found = []
-        if rows is None:  # [S, beams, heads, size] -> [S, heads, beams, size]
-            by_sentence = q.view(-1, beams, heads, size).transpose(1, 2)
+        if sentences is None:  # [S, beams, heads, size] -> [S, heads, beams, size]
+            by_sentence = q.unflatten(0, (-1, beams)).transpose(1, 2)
             for group in self.groups:
-                part = by_sentence[group.first : group.first + len(group.k)]
-                found.append(
-                    attend(part, group.k, group.v, scale, group.bias).transpose(1, 2).reshape(-1, heads * size)
-                )
-        else:
-            by_row = q.view(-1, heads, 1, size)
-            sentence = rows // beams
-            ends = torch.tensor([group.first + len(group.k) for group in self.groups], device=rows.device)
-            counts = torch.searchsorted(sentence, ends).diff(prepend=ends.new_zeros(1)).tolist()
-            parts = zip(self.groups, by_row.split(counts), sentence.split(counts), strict=True)
-            for group, part, of in parts:
-                if len(part):
-                    local = of - group.first
-                    bias = None if group.bias is None else group.bias.index_select(0, local)
-                    keys, values = group.k.index_select(0, local), group.v.index_select(0, local)
-                    found.append(attend(part, keys, values, scale, bias).view(-1, heads * size))
+                k, v = group.kv[block]
+                part = by_sentence[group.first : group.end]
+                found.append(attend(part, k, v, scale, group.bias).transpose(1, 2).reshape(-1, *q.shape[1:]))
+            return found[0] if len(found) == 1 else torch.cat(found)
+        counts = [len(q)]
+        if len(self.groups) > 1:
+            ends = torch.tensor([group.end for group in self.groups], device=sentences.device)
+            counts = torch.searchsorted(sentences, ends).diff(prepend=ends.new_zeros(1)).tolist()
+        parts = zip(self.groups, q.split(counts), sentences.split(counts), strict=True)
+        for group, part, of in parts:
+            if len(part):
+                local = of if group.first == 0 else of - group.first
+                k, v = group.kv[block].index_select(1, local)
+                bias = None if group.bias is None else group.bias.index_select(0, local)
+                found.append(attend(part.unsqueeze(2), k, v, scale, bias).squeeze(2))
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def take(self, sentences: Tensor) -> None:
         """Forget all sentences but these (indices, ascending)."""
         first, kept_groups = 0, []
         for group in self.groups:
-            inside = (sentences >= group.first) & (sentences < group.first + len(group.k))
-            kept = sentences[inside] - group.first
+            kept = sentences[(sentences >= group.first) & (sentences < group.end)] - group.first
             if len(kept):
                 group.take(kept, first)
                 first += len(kept)
                 kept_groups.append(group)
-        self.groups, self.ready = kept_groups, self.ready[sentences]
-        self.all_ready = bool(self.ready.all())
+        self.groups, self.ready = kept_groups, self.ready[:, sentences]
+        self.all_ready = self.ready.all(dim=1).tolist()
 
 
 def source_groups(lengths: Tensor, block: BlockSpec) -> list[tuple[int, int]]:
@@ -212,56 +210,52 @@ class Memory:
         lengths: Tensor, groups: list[tuple[int, int]], lazy: bool,
     ) -> None:  # fmt: skip
         """`like` is a [?, d] tensor; `lengths` [S] are the sources'; `lazy`: tokens may leave early."""
-        self.beams, self.length = beams, 0
-        self.own = [OwnKeys(rows, heads, size, like) for _ in range(n_blocks)]
-        self.source = [SourceKeys(groups, lengths, heads, size, like) for _ in range(n_blocks)]
-        self.states = like.new_empty(rows, CAPACITY, like.shape[1]) if lazy else None
-        """[R, capacity, d] for each token the state it left with."""
+        self.n_rows, self.beams, self.length = rows, beams, 0
+        self.source = SourceKeys(groups, lengths, n_blocks, like)
+        self.own = like.new_empty(n_blocks, 2, rows, heads, CAPACITY, size)
+        """[N, 2, R, heads, capacity, size] keys and values of the rows' own tokens."""
+        self.states: Tensor | None = None
+        """[capacity, R, d] for each token its last state: the one it left with. Of the newest token, what it has now."""
+        self.waiting: Tensor | None = None
+        """[N, R, capacity] tokens that have no keys and values in a block yet; only where they may leave early."""
+        if lazy:
+            self.states = like.new_empty(CAPACITY, rows, like.shape[1])
+            self.waiting = torch.zeros(n_blocks, rows, CAPACITY, dtype=torch.bool, device=like.device)
 
-    def make_room(self) -> None:
-        """For one more position."""
-        for own in self.own:
-            own.make_room(self.length + 1)
-        if self.states is not None and self.length + 1 > self.states.shape[1]:
-            self.states = torch.cat([self.states, torch.empty_like(self.states)], dim=1)
+    def add_token(self) -> None:
+        """Make room for one more position; at first its keys and values are waited for everywhere."""
+        capacity = self.own.shape[4]
+        if self.length == capacity:
+            self.own = torch.cat([self.own, torch.empty_like(self.own)], dim=4)
+            if self.states is not None and self.waiting is not None:
+                self.states = torch.cat([self.states, torch.empty_like(self.states)])
+                self.waiting = torch.cat([self.waiting, torch.zeros_like(self.waiting)], dim=2)
+        if self.waiting is not None:
+            self.waiting[:, :, self.length] = True
 
-    def keep_state(self, rows: Tensor, states: Tensor) -> None:
-        """The current token of these rows leaves with these states ([R', d])."""
-        assert self.states is not None
-        self.states[rows, self.length] = states
-
-    def missing(self, block: int, rows: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Which (row, position) have no keys and values in a block that these rows (None: all) now come to."""
-        if self.states is None or block == 0:  # every token goes through the first block
+    def missing(self, block: int, rows: Tensor | None, count: int) -> tuple[Tensor, Tensor] | None:
+        """Which (row, position) have no keys and values in a block that `count` rows (None: all) now come to, and get
+        them there; None: only the newest token of each."""
+        if self.waiting is None or block == 0:  # every token goes through the first block
             return None
-        written = self.own[block].written
-        who = torch.arange(len(written), device=written.device) if rows is None else rows
-        counts = self.length - written[who]
-        total = int(counts.sum())
-        if total == 0:
+        waiting = self.waiting[block, :, : self.length + 1]
+        if rows is not None:
+            waiting = waiting.index_select(0, rows)
+        row, position = waiting.nonzero(as_tuple=True)
+        if rows is None:
+            self.waiting[block] = False
+        else:
+            self.waiting[block].index_fill_(0, rows, False)
+        if len(row) == count:
             return None
-        row = who.repeat_interleave(counts)
-        within = torch.arange(total, device=row.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-        return row, within + written[row]
-
-    @property
-    def n_rows(self) -> int:
-        return len(self.own[0].written)
-
-    @property
-    def sources_ready(self) -> bool:
-        """Whether every block has the keys and values of every source."""
-        return all(keys.all_ready for keys in self.source)
+        return row if rows is None else rows.index_select(0, row), position
 
     def take(self, rows: Tensor) -> None:
-        """After a step: let these rows (indices) be all there are."""
-        for own in self.own:
-            own.take(rows, int(own.written.max()))
-        if self.states is not None:
-            self.states[: len(rows), : self.length] = self.states[:, : self.length].index_select(0, rows)
-            self.states = self.states[: len(rows)]
-
-    def take_sources(self, sentences: Tensor) -> None:
-        """Forget the sources of all sentences but these (indices, ascending)."""
-        for keys in self.source:
-            keys.take(sentences)
+        """After a step: let these rows (indices, with repetition) be all there are."""
+        count, length = len(rows), self.length
+        kept = self.own[..., :length, :]
+        kept[:, :, :count] = kept.index_select(2, rows)  # in place: fresh memory would cost more than the copy
+        self.own, self.n_rows = self.own[:, :, :count], count
+        if self.states is not None and self.waiting is not None:
+            self.states[:length, :count] = self.states[:length].index_select(1, rows)
+            self.states, self.waiting = self.states[:, :count], self.waiting.index_select(1, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -28,11 +29,11 @@ def add_branch(last: Product, x: Tensor, residual: Tensor, gate: Tensor | None) 
 class PackedFeedForward:
     """An FFN's weights, laid out once."""
 
-    def __init__(self, spec: FeedForwardSpec, dtype: str) -> None:
+    def __init__(self, spec: FeedForwardSpec, dtype: str, make: Callable[..., Product] = product) -> None:
         self.gated = spec.factor is not None
         self.activation = spec.activation
-        self.into = product(*spec.inputs, dtype=dtype, activation=None if self.gated else spec.activation)
-        self.out = product(spec.out, dtype=dtype)
+        self.into = make(*spec.inputs, dtype=dtype, activation=None if self.gated else spec.activation)
+        self.out = make(spec.out, dtype=dtype)
 
     def wide(self, x: Tensor) -> Tensor:
         """[M, d] -> [M, size]: what `out` reads."""

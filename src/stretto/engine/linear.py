@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,12 @@ from stretto.errors import StrettoError
 DTYPES = ("float32", "int8")
 #: Activations that oneDNN computes within a product, by its name for them.
 FUSED: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "tanh": torch.tanh, "relu": F.relu}
+
+#: Up to so many rows a `StepProduct` does without oneDNN; with a small weight up to `MANY_ROWS`, with a large one only
+#: for a single row.
+FEW_ROWS, MANY_ROWS = 16, 128
+#: Weights of fewer numbers are small: int8 too gains nothing there. More than the other are large: the output head.
+SMALL_WEIGHT, LARGE_WEIGHT = 1 << 17, 1 << 22
 
 
 class Product(Protocol):
@@ -67,6 +73,39 @@ class OneDnnProduct:
         return self(x * factor, torch.addcmul(residual, factor - 1, self.bias))
 
 
+class StepProduct:
+    """The product of a decoder's step, which has from one to a few dozen rows. Which kernel is fastest depends on their
+    number; a layout of the weight that none of them has needed yet is not made.
+
+    One row: the weight as it is. A few, or a small weight: the weight transposed, since oneDNN takes 20 µs for any
+    product at all. More: oneDNN."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, activation: Callable[[Tensor], Tensor] | None) -> None:
+        self.weight, self.bias, self.activation = weight, bias, activation
+        size = weight.numel()
+        self.few_rows = MANY_ROWS if size < SMALL_WEIGHT else FEW_ROWS if size < LARGE_WEIGHT else 1
+
+    @cached_property
+    def transposed(self) -> Tensor:
+        return self.weight.t().contiguous()
+
+    @cached_property
+    def packed(self) -> OneDnnProduct:
+        return OneDnnProduct(self.weight, self.bias, self.activation)
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        rows = len(x)
+        if rows > self.few_rows:
+            return self.packed(x, residual)
+        y = F.linear(x, self.weight, self.bias) if rows == 1 else torch.addmm(self.bias, x, self.transposed)
+        if self.activation is not None:
+            y = self.activation(y)
+        return y if residual is None else y.add_(residual)
+
+    def add_scaled(self, x: Tensor, residual: Tensor, factor: Tensor) -> Tensor:
+        return self.packed.add_scaled(x, residual, factor)
+
+
 def packed_int8(weight: Tensor, bias: Tensor) -> Any:
     """What the int8 kernel reads: [out, in] weights with one scale per output, [out] bias."""
     scales = weight.abs().amax(dim=1).clamp(min=1e-8) / 127
@@ -108,10 +147,23 @@ def check_dtype(dtype: str) -> None:
         raise StrettoError(f"Expected dtype to be one of {', '.join(DTYPES)}; got '{dtype}'. Choose one of them.")
 
 
+def step_product(*linears: Affine, dtype: str, activation: Callable[[Tensor], Tensor] | None = None) -> Product:
+    """`product` for the few rows of a decoder's step."""
+    small = sum(linear.weight.numel() for linear in linears) < SMALL_WEIGHT
+    made = product(*linears, dtype="float32" if small and dtype in DTYPES else dtype, activation=activation)
+    return StepProduct(*joined(linears), activation) if isinstance(made, OneDnnProduct) else made
+
+
+def joined(linears: Sequence[Affine]) -> tuple[Tensor, Tensor]:
+    """Weight and bias of several linears, their outputs side by side. One alone is not copied."""
+    if len(linears) == 1:
+        return linears[0].weight.detach(), bias_of(linears[0])
+    return torch.cat([linear.weight.detach() for linear in linears]), torch.cat([bias_of(linear) for linear in linears])
+
+
 def product(*linears: Affine, dtype: str, activation: Callable[[Tensor], Tensor] | None = None) -> Product:
     """One product for several linears that read the same input (their outputs side by side)."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    bias = torch.cat([bias_of(linear) for linear in linears])
+    weight, bias = joined(linears)
     check_dtype(dtype)
     on_cpu = weight.device.type == "cpu"
     if dtype == "int8":

@@ -53,40 +53,6 @@ class DecoderTrace:
     decider_macs: Tensor
     """[S] multiply-adds of deciders."""
 
-    @classmethod
-    def empty(cls, lengths: Tensor, n_blocks: int, beams: int) -> DecoderTrace:
-        def zeros(*more: int) -> Tensor:
-            return torch.zeros(len(lengths), *more, dtype=torch.long, device=lengths.device)
-
-        return cls(
-            lengths,
-            beams,
-            zeros(),
-            zeros(n_blocks),
-            zeros(n_blocks),
-            zeros(n_blocks),
-            zeros(n_blocks),
-            zeros(),
-            zeros(),
-        )
-
-    def count(self, sentences: Tensor, exits: Tensor, position: int) -> None:
-        """A step: [R] the sentence of each row and the block it left at."""
-        blocks = torch.arange(1, self.tokens.shape[1] + 1, device=exits.device)
-        through = (exits.unsqueeze(1) >= blocks).long()  # [R, N]
-        self.tokens.index_add_(0, sentences, through)
-        self.projected.index_add_(0, sentences, through)
-        self.pairs.index_add_(0, sentences, through * (position + 1))
-        self.steps[sentences] = position + 1
-
-    def count_missing(self, block: int, sentences: Tensor) -> None:
-        """Keys and values made for tokens that had left below a block (from 0): [P] the sentence of each."""
-        self.projected[:, block].index_add_(0, sentences, torch.ones_like(sentences))
-
-    def count_heads(self, sentences: Tensor) -> None:
-        """[R] the sentence of each state that the output head reads."""
-        self.heads.index_add_(0, sentences, torch.ones_like(sentences))
-
     def take(self, sentences: Tensor) -> DecoderTrace:
         """These sentences, in this order."""
         values = {name: value if name == "beams" else value[sentences] for name, value in vars(self).items()}
@@ -108,6 +74,73 @@ class DecoderTrace:
         return DecoderTrace(
             self.lengths, self.beams, self.steps, every, pairs, every, source, rows, torch.zeros_like(rows)
         )
+
+
+class Ledger:
+    """Notes what the steps execute, and counts it at the end: counting at every step would take as long as a block."""
+
+    def __init__(self, lengths: Tensor, n_blocks: int, beams: int) -> None:
+        """`lengths` ([S]) are the sources'. All other tensors here hold numbers of sentences, one for each thing done."""
+        self.lengths, self.n_blocks, self.beams = lengths, n_blocks, beams
+        self.steps: list[tuple[Tensor, Tensor]] = []
+        self.projected: list[list[Tensor]] = [[] for _ in range(n_blocks)]
+        self.sources: list[list[Tensor]] = [[] for _ in range(n_blocks)]
+        self.heads: list[Tensor] = []
+        self.spent: list[tuple[Tensor, Tensor]] = []
+
+    def step(self, sentences: Tensor, exits: Tensor) -> None:
+        """A token of each row: [R] its sentence and the block it left at."""
+        self.steps.append((sentences, exits))
+
+    def project(self, block: int, sentences: Tensor) -> None:
+        """Keys and values made in a block (from 0): [P] the sentence of each token."""
+        self.projected[block].append(sentences)
+
+    def project_source(self, block: int, sentences: Tensor) -> None:
+        """Keys and values made of the whole sources of these sentences."""
+        self.sources[block].append(sentences)
+
+    def read(self, sentences: Tensor) -> None:
+        """[R] the sentence of each state that the output head reads."""
+        self.heads.append(sentences)
+
+    def spend(self, sentences: Tensor, macs: Tensor) -> None:
+        """[R] multiply-adds of deciders."""
+        self.spent.append((sentences, macs))
+
+    def trace(self) -> DecoderTrace:
+        rows = [len(sentences) for sentences, _ in self.steps]
+        sentence, exits = (self._joined(parts) for parts in zip(*self.steps, strict=True)) if rows else (self._none,) * 2
+        length = torch.arange(1, len(rows) + 1).repeat_interleave(torch.tensor(rows, dtype=torch.long)).to(exits)
+        blocks = torch.arange(1, self.n_blocks + 1, device=exits.device)
+        through = (exits.unsqueeze(1) >= blocks).long()  # [rows of all steps, N]
+        sources = torch.stack([self._count(parts) for parts in self.sources], dim=1)
+        return DecoderTrace(
+            lengths=self.lengths,
+            beams=self.beams,
+            steps=self._count([sentence]) // self.beams,
+            tokens=self._sum(sentence, through),
+            pairs=self._sum(sentence, through * length.unsqueeze(1)),
+            projected=torch.stack([self._count(parts) for parts in self.projected], dim=1),
+            source=sources * self.lengths.unsqueeze(1),
+            heads=self._count(self.heads),
+            decider_macs=self._sum(self._joined([who for who, _ in self.spent]), self._joined([n for _, n in self.spent])),
+        )
+
+    @property
+    def _none(self) -> Tensor:
+        return self.lengths.new_zeros(0)
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([self._none, *parts])
+
+    def _count(self, parts: Sequence[Tensor]) -> Tensor:
+        """[S] how often each sentence is named."""
+        return torch.bincount(self._joined(parts), minlength=len(self.lengths))
+
+    def _sum(self, sentence: Tensor, values: Tensor) -> Tensor:
+        """[S, …] sums of [P, …] values by their sentences ([P])."""
+        return values.new_zeros(len(self.lengths), *values.shape[1:]).index_add_(0, sentence, values)
 
 
 @dataclass

@@ -1,0 +1,141 @@
+"""The newest tokens of all rows, on their way through the blocks of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stretto.engine.decider import ask
+from stretto.engine.decode_block import Live, PackedBlock, few, fill
+from stretto.errors import StrettoError
+from stretto.state import Notes, State, taken
+
+if TYPE_CHECKING:
+    from stretto.engine.decode import Writing
+
+
+class Token:
+    def __init__(self, writing: Writing, x: Tensor) -> None:
+        self.writing = writing
+        self.x = fill(x, x.new_empty(few(len(x)), 0))
+        """[M, d]: the live rows, and a few more that nobody reads."""
+        self.live = Live(len(x), None, None)
+        self.numbers = writing.sentences
+        """[R'] the number of each live row's sentence."""
+        self.exits = writing.last_block
+        """[R] the block at which each row left."""
+        self.logits: Tensor | None = None  # [R, V], where a decider has asked for them and the row then left
+        self.answered: Tensor | None = None  # [R]
+        self.state: State | None = None
+
+    def through(self, block: PackedBlock, bias: Tensor | None) -> None:
+        """The live rows through one block, with what it needs that is not there yet."""
+        writing, memory, number = self.writing, self.writing.memory, block.number
+        if (new := memory.source.new(number, self.live.sentences)) is not None:
+            block.project_source(memory, writing.source, new)
+            writing.ledger.project_source(number, writing.ids[new])
+        missing = memory.missing(number, self.live.rows, self.live.count)
+        writing.ledger.project(number, self.numbers if missing is None else writing.sentences[missing[0]])
+        self.x = block(self.x, self.live, memory, missing, bias)
+
+    def keep(self) -> Tensor:
+        """Write down what the live rows are now: [R, d] of all rows, those that have left as they left."""
+        memory, rows, live = self.writing.memory, self.live.rows, self.x[: self.live.count]
+        assert memory.states is not None
+        states = memory.states[memory.length]
+        return states.copy_(live) if rows is None else states.index_copy_(0, rows, live)
+
+    def ask(self, block: int) -> None:
+        """Let the decider say which rows go no further than the blocks below `block` (from 0)."""
+        writing, live = self.writing, self.x[: self.live.count]
+        self.keep()
+        state = self.state = self._state()
+        seen: list[Tensor] = []
+
+        def exit_logits() -> Tensor:
+            if not seen:
+                seen.append(writing.engine.logits(live))
+                writing.ledger.read(state.ids)
+            return seen[0]
+
+        def source() -> Tensor:
+            return writing.source.mean[state.row_ids // writing.beams]
+
+        state.layer, state.rows = block + 1, live
+        state.providers = {"exit_logits": exit_logits, "source": source}
+        nothing = state.spent
+        decision = ask(writing.decider, state)
+        state.providers = {}  # they refer to the state: a reference cycle would keep both in memory
+        if state.spent is not nothing:
+            writing.ledger.spend(state.ids, state.spent)
+            state.spent = nothing
+        decision.check(state, soft=False)
+        if other := sorted(set(decision.said) - {"freeze"}):
+            raise StrettoError(f"Expected 'freeze' in a decoder, got {', '.join(other)}. A token there can only leave.")
+        if decision.freeze is not None and bool(decision.freeze.any()):
+            self._leave(block, decision.freeze, seen[0] if seen else None)
+
+    def _state(self) -> State:
+        """What the decider sees of the live rows; the same one all the way, made smaller where rows leave."""
+        if self.state is not None:
+            return self.state
+        writing, zeros = self.writing, self.writing.zeros
+        here, none = writing.memory.length, zeros.bool()
+        notes: dict[Hashable, Notes] = {}
+        return State(
+            layer=1, point="before", stack="decoder", step=here, rows=self.x, sequence=writing.numbers,
+            position=zeros + here, frozen=none, protected=none, ids=self.numbers, row_ids=writing.numbers,
+            dial=writing.row_dials, lengths=zeros + 1, spent=zeros, notes=notes,
+        )  # fmt: skip
+
+    def _leave(self, block: int, leaving: Tensor, logits: Tensor | None) -> None:
+        """The live rows `leaving` ([R'] bool) stay as they are, the others go on."""
+        state, beams = self.state, self.writing.beams
+        assert state is not None
+        leavers = leaving.nonzero().squeeze(1)
+        gone = state.row_ids.index_select(0, leavers)
+        if self.exits is self.writing.last_block:
+            self.exits = self.exits.clone()
+        self.exits.index_fill_(0, gone, block)
+        if logits is not None:
+            self._answer(gone, logits.index_select(0, leavers))
+        stay = (~leaving).nonzero().squeeze(1)
+        count = len(stay)
+        self.x = self.x.index_select(0, stay)
+        self.x = fill(self.x, self.x.new_empty(few(count), 0))
+        rows = state.row_ids = state.row_ids.index_select(0, stay)
+        self.live = Live(count, rows, rows if beams == 1 else rows // beams)
+        state.ids = self.numbers = state.ids.index_select(0, stay)
+        state.dial = state.dial.index_select(0, stay)
+        for name in ("sequence", "position", "frozen", "protected", "lengths", "spent"):  # the same in all rows
+            setattr(state, name, getattr(state, name)[:count])
+        for notes in state.notes.values():
+            notes.sequences, notes.rows = taken(notes.sequences, stay), taken(notes.rows, stay)
+
+    def _answer(self, rows: Tensor, logits: Tensor) -> None:
+        """The rows' logits ([…, V]) are known already: their decider has asked for them."""
+        if self.logits is None:
+            self.logits = logits.new_empty(len(self.exits), logits.shape[1])
+            self.answered = torch.zeros_like(self.exits, dtype=torch.bool)
+        assert self.answered is not None
+        self.logits.index_copy_(0, rows, logits)
+        self.answered.index_fill_(0, rows, True)
+
+    def answers(self) -> Tensor:
+        """[R, V]: what the output head says to the states the rows left with. One product for all not yet answered."""
+        writing = self.writing
+        if self.live.rows is None:
+            writing.ledger.read(self.numbers)
+            return writing.engine.logits(self.x[: self.live.count])
+        left = self.keep()
+        if self.logits is None or self.answered is None:
+            writing.ledger.read(writing.sentences)
+            return writing.engine.logits(left)
+        rest = (~self.answered).nonzero().squeeze(1)
+        if len(rest):
+            writing.ledger.read(writing.sentences[rest])
+            self.logits.index_copy_(0, rest, writing.engine.logits(left[rest]))
+        return self.logits
