@@ -83,7 +83,10 @@ class ScriptedBlocks(Silent):
         self.script = torch.tensor(script)
 
     def decide(self, state: State) -> Decision:
-        return Decision(freeze=self.block_of(state.ids, state.position) < state.layer)
+        notes = state.notes_of(self).sequences
+        if "exit" not in notes:  # once for each token, as a trained mechanism would
+            notes["exit"] = self.block_of(state.ids, state.position)
+        return Decision(freeze=notes["exit"] < state.layer)
 
     def block_of(self, sentence: Tensor, position: Tensor) -> Tensor:
         return self.script[(sentence + position) % len(self.script)]

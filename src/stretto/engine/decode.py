@@ -47,8 +47,8 @@ class DecoderEngine:
 
     def logits(self, states: Tensor) -> Tensor:
         """[R, d] -> [R, V] in float32."""
-        read = fill(self.backbone.for_output(states), states.new_empty(few(len(states)), 0))
-        return self.head(read)[: len(states)].float()
+        rows = states.shape[0]
+        return self.head(fill(self.backbone.for_output(states), few(rows)))[:rows].float()
 
 
 class Writing:
@@ -97,10 +97,10 @@ class Writing:
             if not token.live.count:
                 break
             token.through(block, bias)
-        logits = token.answers()
-        self.ledger.step(self.sentences, token.exits)
+        logits, exits = token.answers(), token.exits
+        self.ledger.step(self.sentences, exits)
         memory.length += 1
-        return self._follow(self.search.advance(logits, token.exits))
+        return self._follow(self.search.advance(logits, exits))
 
     def _follow(self, advance: Advance) -> list[tuple[int, Text]]:
         """Reorder what is kept, and let the sentences go that have ended."""

@@ -6,6 +6,7 @@ in one copy, and nothing is gathered while all rows are live.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -35,8 +36,9 @@ class PackedBlock:
     def __init__(self, spec: BlockSpec, number: int, dtype: str) -> None:
         self.spec, self.number, self.dtype = spec, number, dtype
         self.heads, self.size = spec.attention.heads, spec.attention.head_size
-        self.attention_norm, self.cross_norm = Norm(spec.attention_norm), Norm(spec.cross_norm)
-        self.ffn_norm = Norm(spec.ffn_norm)
+        self.pre_norm, self.scale, self.cross_scale = spec.pre_norm, spec.attention.scale, spec.cross.scale
+        self.attention_norm, self.cross_norm = norm_of(spec.attention_norm), norm_of(spec.cross_norm)
+        self.ffn_norm = norm_of(spec.ffn_norm)
         self.attention_output = step_product(spec.attention.output, dtype=dtype)
         self.cross_query = step_product(spec.cross.query, dtype=dtype)
         self.cross_key_value = product(spec.cross.key, spec.cross.value, dtype=dtype)
@@ -61,13 +63,13 @@ class PackedBlock:
     ) -> Tensor:
         """[M, d] -> [M, d], the live rows first. `missing` is as `Memory.missing` says; `bias` is [1, heads, 1, n],
         added to the scores of their n tokens."""
-        before, count = self.spec.pre_norm, live.count
+        before, count = self.pre_norm, live.count
         context = self._attend(self.attention_norm(x) if before else x, live, memory, missing, bias)
-        x = self.attention_output(fill(context, x), x)
+        x = self.attention_output(fill(context, x.shape[0]), x)
         x = x if before else self.attention_norm(x)
         query = self.cross_query(self.cross_norm(x) if before else x)[:count].view(count, self.heads, self.size)
-        context = memory.source.attend(self.number, query, live.sentences, memory.beams, self.spec.cross.scale)
-        x = self.cross_output(fill(context.view(count, -1), x), x)
+        context = memory.source.attend(self.number, query, live.sentences, memory.beams, self.cross_scale)
+        x = self.cross_output(fill(context.view(count, -1), x.shape[0]), x)
         x = x if before else self.cross_norm(x)
         x = self.ffn.out(self.ffn.wide(self.ffn_norm(x) if before else x), x)
         return x if before else self.ffn_norm(x)
@@ -90,13 +92,13 @@ class PackedBlock:
             assert memory.states is not None
             row, position = missing
             waiting = memory.states[position, row]  # [P, d], those of the newest tokens among them
-            waiting = self.attention_norm(waiting) if self.spec.pre_norm else waiting
+            waiting = self.attention_norm(waiting) if self.pre_norm else waiting
             made = self.key_value(rounded(waiting))[: len(row)].view(-1, 2, heads, size)
             own[:, row, :, position] = made
             q = self.query(read)[:count].view(count, heads, size)
         kv = own[:, :, :, : here + 1]
-        k, v = kv if rows is None else kv.index_select(1, rows)
-        return attend(q.unsqueeze(2), k, v, self.spec.attention.scale, bias).view(count, -1)
+        k, v = (kv if rows is None else kv.index_select(1, rows)).unbind(0)
+        return attend(q.unsqueeze(2), k, v, self.scale, bias).view(count, -1)
 
     def project_source(self, memory: Memory, source: Source, new: Tensor) -> None:
         """Make keys and values of the sources of the sentences `new` ([S'], ascending)."""
@@ -107,18 +109,12 @@ class PackedBlock:
         memory.source.write(self.number, new, lengths, made)
 
 
-class Norm:
-    """A norm as it is called most often: torch's layer norm without the module around it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.plain = type(module) is nn.LayerNorm
-
-    def __call__(self, x: Tensor) -> Tensor:
-        own = self.module
-        if not self.plain:
-            return own(x)
-        return torch.layer_norm(x, own.normalized_shape, own.weight, own.bias, own.eps)  # type: ignore[arg-type]
+def norm_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A norm to be called often: torch's layer norm without the module around it, others as they are."""
+    if type(module) is not nn.LayerNorm:
+        return module
+    shape, weight, bias, eps = module.normalized_shape, module.weight.detach(), module.bias.detach(), module.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
 
 
 def few(rows: int) -> int:
@@ -126,10 +122,11 @@ def few(rows: int) -> int:
     return rows if rows <= 16 else -(-rows // 8) * 8
 
 
-def fill(rows: Tensor, like: Tensor) -> Tensor:
-    """[count, d] with rows of zeros behind it, as many as `like` has."""
-    if len(rows) == len(like):
+def fill(rows: Tensor, count: int) -> Tensor:
+    """[R, d] -> [count, d] with rows of zeros behind them."""
+    there, width = rows.shape
+    if there == count:
         return rows
-    filled = rows.new_zeros(len(like), rows.shape[1])
-    filled[: len(rows)] = rows
+    filled = rows.new_zeros(count, width)
+    filled[:there] = rows
     return filled

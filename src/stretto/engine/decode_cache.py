@@ -106,6 +106,12 @@ class SourceGroup:
                 self.kv[block] = spread.new_zeros(2, len(self.lengths), *spread.shape[2:])
             self.kv[block][:, new] = spread
 
+    def attend(self, block: int, q: Tensor, sentences: Tensor, scale: float) -> Tensor:
+        """[R', heads, size] queries of rows of these sentences (indices in this group) -> same."""
+        k, v = self.kv[block].index_select(1, sentences).unbind(0)
+        bias = None if self.bias is None else self.bias.index_select(0, sentences)
+        return attend(q.unsqueeze(2), k, v, scale, bias).squeeze(2)
+
     def take(self, kept: Tensor, first: int) -> None:
         self.first = first
         if len(kept) < len(self.lengths):
@@ -155,25 +161,21 @@ class SourceKeys:
 
     def attend(self, block: int, q: Tensor, sentences: Tensor | None, beams: int, scale: float) -> Tensor:
         """[R', heads, size] queries of rows of these sentences (ascending; None: of `beams` rows of each) -> same."""
+        _, heads, size = q.shape
         found = []
         if sentences is None:  # [S, beams, heads, size] -> [S, heads, beams, size]
-            by_sentence = q.unflatten(0, (-1, beams)).transpose(1, 2)
+            by_sentence = q.view(-1, beams, heads, size).transpose(1, 2)
             for group in self.groups:
-                k, v = group.kv[block]
-                part = by_sentence[group.first : group.end]
-                found.append(attend(part, k, v, scale, group.bias).transpose(1, 2).reshape(-1, *q.shape[1:]))
-            return found[0] if len(found) == 1 else torch.cat(found)
-        counts = [len(q)]
-        if len(self.groups) > 1:
+                k, v = group.kv[block].unbind(0)
+                part = by_sentence if len(self.groups) == 1 else by_sentence[group.first : group.end]
+                found.append(attend(part, k, v, scale, group.bias).transpose(1, 2).reshape(-1, heads, size))
+        elif len(self.groups) == 1:
+            return self.groups[0].attend(block, q, sentences, scale)
+        else:
             ends = torch.tensor([group.end for group in self.groups], device=sentences.device)
             counts = torch.searchsorted(sentences, ends).diff(prepend=ends.new_zeros(1)).tolist()
-        parts = zip(self.groups, q.split(counts), sentences.split(counts), strict=True)
-        for group, part, of in parts:
-            if len(part):
-                local = of if group.first == 0 else of - group.first
-                k, v = group.kv[block].index_select(1, local)
-                bias = None if group.bias is None else group.bias.index_select(0, local)
-                found.append(attend(part.unsqueeze(2), k, v, scale, bias).squeeze(2))
+            parts = zip(self.groups, q.split(counts), sentences.split(counts), strict=True)
+            found = [group.attend(block, part, of - group.first, scale) for group, part, of in parts if len(of)]
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def take(self, sentences: Tensor) -> None:
@@ -246,9 +248,15 @@ class Memory:
             self.waiting[block] = False
         else:
             self.waiting[block].index_fill_(0, rows, False)
-        if len(row) == count:
+        if row.shape[0] == count:
             return None
         return row if rows is None else rows.index_select(0, row), position
+
+    @property
+    def exits(self) -> Tensor:
+        """[R] the block at which the newest token of each row left: it has come to all blocks before."""
+        assert self.waiting is not None
+        return self.waiting.shape[0] - self.waiting[1:, :, self.length].sum(dim=0)
 
     def take(self, rows: Tensor) -> None:
         """After a step: let these rows (indices, with repetition) be all there are."""

@@ -17,6 +17,8 @@ from stretto.engine.written import Text
 
 #: As good as minus infinity: what `generate` gives beams that are not to be taken.
 NEVER = -1.0e9
+#: Of how many scores `best_of` looks at the highest first, and how many there must be for that to pay.
+STRETCH, LARGE = 128, 1 << 15
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,22 @@ class Search(Protocol):
 
 def hits(tokens: Tensor, ends: Tensor) -> Tensor:
     """Which of these tokens end a text."""
-    return torch.isin(tokens, ends) if len(ends) else torch.zeros_like(tokens, dtype=torch.bool)
+    return (tokens.unsqueeze(-1) == ends).any(dim=-1)
+
+
+def best_of(scores: Tensor) -> Tensor:
+    """[R, V] -> [R] the first of the highest scores. torch's argmax is not vectorised: with a large vocabulary it takes
+    as long as some blocks. Its maximum is, so that only the stretch that has it is searched."""
+    rows, vocabulary = scores.shape
+    if rows * vocabulary < LARGE:
+        return scores.argmax(dim=1)
+    whole = vocabulary // STRETCH
+    last = vocabulary - STRETCH  # the last stretch may overlap the one before it
+    by_stretch = scores[:, : whole * STRETCH].unflatten(1, (whole, STRETCH)).amax(dim=2)
+    highest = torch.cat([by_stretch, scores[:, last:].amax(dim=1, keepdim=True)], dim=1)
+    first = (highest.argmax(dim=1, keepdim=True) * STRETCH).clamp(max=last)
+    places = first + torch.arange(STRETCH, device=scores.device)  # [R, STRETCH]
+    return (first + scores.gather(1, places).argmax(dim=1, keepdim=True)).squeeze(1)
 
 
 class Greedy:
@@ -56,7 +73,7 @@ class Greedy:
 
     def advance(self, logits: Tensor, exits: Tensor) -> Advance:
         scores = self.generation.processed(self.tokens, logits)
-        best = scores.argmax(dim=-1)
+        best = best_of(scores)
         if self.scores is not None:
             picked = scores.gather(1, best.unsqueeze(1)).squeeze(1)
             self.scores = self.scores + (picked - scores.logsumexp(dim=-1))

@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 class Token:
     def __init__(self, writing: Writing, x: Tensor) -> None:
+        rows = x.shape[0]
         self.writing = writing
-        self.x = fill(x, x.new_empty(few(len(x)), 0))
+        self.x = fill(x, few(rows))
         """[M, d]: the live rows, and a few more that nobody reads."""
-        self.live = Live(len(x), None, None)
+        self.live = Live(rows, None, None)
         self.numbers = writing.sentences
         """[R'] the number of each live row's sentence."""
-        self.exits = writing.last_block
-        """[R] the block at which each row left."""
         self.logits: Tensor | None = None  # [R, V], where a decider has asked for them and the row then left
         self.answered: Tensor | None = None  # [R]
         self.state: State | None = None
@@ -75,8 +74,8 @@ class Token:
         decision.check(state, soft=False)
         if other := sorted(set(decision.said) - {"freeze"}):
             raise StrettoError(f"Expected 'freeze' in a decoder, got {', '.join(other)}. A token there can only leave.")
-        if decision.freeze is not None and bool(decision.freeze.any()):
-            self._leave(block, decision.freeze, seen[0] if seen else None)
+        if decision.freeze is not None:
+            self._leave(decision.freeze, seen[0] if seen else None)
 
     def _state(self) -> State:
         """What the decider sees of the live rows; the same one all the way, made smaller where rows leave."""
@@ -91,21 +90,18 @@ class Token:
             dial=writing.row_dials, lengths=zeros + 1, spent=zeros, notes=notes,
         )  # fmt: skip
 
-    def _leave(self, block: int, leaving: Tensor, logits: Tensor | None) -> None:
+    def _leave(self, leaving: Tensor, logits: Tensor | None) -> None:
         """The live rows `leaving` ([R'] bool) stay as they are, the others go on."""
         state, beams = self.state, self.writing.beams
-        assert state is not None
-        leavers = leaving.nonzero().squeeze(1)
-        gone = state.row_ids.index_select(0, leavers)
-        if self.exits is self.writing.last_block:
-            self.exits = self.exits.clone()
-        self.exits.index_fill_(0, gone, block)
-        if logits is not None:
-            self._answer(gone, logits.index_select(0, leavers))
         stay = (~leaving).nonzero().squeeze(1)
-        count = len(stay)
-        self.x = self.x.index_select(0, stay)
-        self.x = fill(self.x, self.x.new_empty(few(count), 0))
+        count = stay.shape[0]
+        if count == self.live.count:
+            return
+        assert state is not None
+        if logits is not None:
+            gone = leaving.nonzero().squeeze(1)
+            self._answer(state.row_ids.index_select(0, gone), logits.index_select(0, gone))
+        self.x = fill(self.x.index_select(0, stay), few(count))
         rows = state.row_ids = state.row_ids.index_select(0, stay)
         self.live = Live(count, rows, rows if beams == 1 else rows // beams)
         state.ids = self.numbers = state.ids.index_select(0, stay)
@@ -118,11 +114,16 @@ class Token:
     def _answer(self, rows: Tensor, logits: Tensor) -> None:
         """The rows' logits ([…, V]) are known already: their decider has asked for them."""
         if self.logits is None:
-            self.logits = logits.new_empty(len(self.exits), logits.shape[1])
-            self.answered = torch.zeros_like(self.exits, dtype=torch.bool)
+            self.logits = logits.new_empty(self.writing.memory.n_rows, logits.shape[1])
+            self.answered = torch.zeros_like(self.writing.numbers, dtype=torch.bool)
         assert self.answered is not None
         self.logits.index_copy_(0, rows, logits)
         self.answered.index_fill_(0, rows, True)
+
+    @property
+    def exits(self) -> Tensor:
+        """[R] the block at which each row left."""
+        return self.writing.last_block if self.live.rows is None else self.writing.memory.exits
 
     def answers(self) -> Tensor:
         """[R, V]: what the output head says to the states the rows left with. One product for all not yet answered."""

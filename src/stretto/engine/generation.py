@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor
 
 from stretto.errors import StrettoError
 
@@ -42,7 +43,8 @@ class Generation:
     early_stopping: bool | str = False
 
     def processed(self, tokens: Tensor, scores: Tensor) -> Tensor:
-        """[R, V]: what the processors make of scores. transformers' own list looks at their signatures every time."""
+        """[R, V]: what the processors make of scores, which may be written to. transformers' own list looks at their
+        signatures every time."""
         for process in self.processors:
             scores = process(tokens, scores)
         return scores
@@ -79,7 +81,7 @@ class Generation:
         processors = model._get_logits_processor(config, input_ids_seq_length=1, device=model.device, model_kwargs={})
         ends = config._eos_token_tensor
         return cls(
-            processors=processors,
+            processors=[in_place(process) for process in processors],
             start=int(config._decoder_start_token_tensor),
             ends=config._decoder_start_token_tensor.new_zeros(0) if ends is None else ends,
             max_length=int(config.max_length),
@@ -87,6 +89,26 @@ class Generation:
             length_penalty=float(config.length_penalty),
             early_stopping=config.early_stopping,
         )
+
+
+@dataclass(frozen=True)
+class NoEndYet:
+    """No text ends before it has `least` tokens, the first one counted."""
+
+    least: int
+    ends: Tensor
+
+    def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
+        return scores.index_fill_(1, self.ends, -torch.inf) if tokens.shape[1] < self.least else scores
+
+
+def in_place(process: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same as this processor of transformers, without copying all scores twice where that is easy to avoid."""
+    if type(process) is MinLengthLogitsProcessor:
+        return NoEndYet(process.min_length, process.eos_token_id)
+    if type(process) is MinNewTokensLengthLogitsProcessor:
+        return NoEndYet(process.prompt_length_to_skip + process.min_new_tokens, process.eos_token_id)
+    return process
 
 
 def check(config: Any, unknown: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ class StepProduct:
         return OneDnnProduct(self.weight, self.bias, self.activation)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        rows = len(x)
+        rows = x.shape[0]
         if rows > self.few_rows:
             return self.packed(x, residual)
         y = F.linear(x, self.weight, self.bias) if rows == 1 else torch.addmm(self.bias, x, self.transposed)
