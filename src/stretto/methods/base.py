@@ -37,7 +37,8 @@ class Dial:
     off: float
     """At this value the full model runs."""
     sweep: tuple[float, ...]
-    """Values worth trying, from most expensive to cheapest; cost never rises along them if the method is `monotone`."""
+    """Values worth trying, from most expensive to cheapest; cost never rises along them if the method is `monotone`
+    (but from the first to the second by what a head of its own reads, see `OwnHead`)."""
     upper: float = float("inf")
     lower: float = 0.0
     trained: float | None = None
