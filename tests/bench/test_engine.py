@@ -202,7 +202,7 @@ def test_drop_schedules_hit_their_factor(shape: str, mix: str, batch: int, facto
     sizes = SHAPES[shape]
     d, f, n_layers = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"]
     spec = SimpleNamespace(macs=LayerMacs(query=d * d, key=2 * d * d, ffn=d * d + 2 * d * f, pair=d))
-    head = SimpleNamespace(macs_of=lambda lengths: torch.full_like(lengths, d * d + 2 * d))
+    head = SimpleNamespace(first_row=True, macs_of=lambda lengths: torch.full_like(lengths, d * d + 2 * d))
     backbone: Any = SimpleNamespace(n_layers=n_layers, specs=[spec] * n_layers, embedding_macs=0, head=head)
     lengths = Pool.of(mix, batch, 200, seed=0).lengths
     keep = drop_schedule(factor, lengths, backbone)

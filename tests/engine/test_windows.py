@@ -59,11 +59,14 @@ def test_short_sequences_and_global_layers_skip_nothing() -> None:
     position = torch.cat([torch.arange(4), torch.arange(9)])
     assert stretches(local(1), lengths[:1], lengths[:1], position[:4], position[:4]) is None
     assert stretches(local(None), lengths, lengths, position, position) is None
-    assert skipped_undisturbed(local(None), lengths) is None
+    assert skipped_undisturbed(local(None), lengths, lengths) is None
     # 0 1 2 | 3 4 5 | 6 7 8 see 4, 5 and 4 of 9 keys
-    found = skipped_undisturbed(local(1), lengths)
+    found = skipped_undisturbed(local(1), lengths, lengths)
     assert found is not None
     assert found.tolist() == [0, 2 * 3 * (5 + 4 + 5)]
+    first = skipped_undisturbed(local(1), torch.ones_like(lengths), lengths)  # one query sees 2 of 9 keys
+    assert first is not None
+    assert first.tolist() == [0, 2 * 7]
 
 
 def test_real_lengths() -> None:

@@ -51,7 +51,11 @@ def test_a_skipped_layer_drops_nothing() -> None:
 def test_a_step_with_skipped_layers_shortens_by_those_that_run() -> None:
     method, backbone = build("length_adaptive", length_drop=0.2), tiny_backbone("bert")
     lengths = FixedLengths(dropped_lengths(torch.full((4,), 0.2, dtype=torch.float64), (1, 3)))
-    trace = ReferenceEngine(backbone).run(random_inputs([30]), method, 1.0, skip=(1, 3), context=lengths).trace
+    trace = (
+        ReferenceEngine(backbone)
+        .run(random_inputs([30]), method, 1.0, skip=(1, 3), context=lengths, keep_hidden=True)  # all rows of layer 4
+        .trace
+    )
     assert trace.n_ffn.tolist() == [[0, 24, 0, 20]]  # ceil(0.8 · 30), ceil(0.64 · 30)
 
 
