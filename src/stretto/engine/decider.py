@@ -38,8 +38,8 @@ class Exits(LayerExits, Protocol):
 
 
 class OwnHead(Protocol):
-    """A head that answers some sequences instead of the model's own. All their rows of the last layer are computed, also
-    where the model's head reads one."""
+    """A head that answers some sequences instead of the model's own. All their rows of the last layer are computed,
+    also where the model's head reads one."""
 
     macs: int
     """Multiply-adds for one sequence."""
