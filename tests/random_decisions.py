@@ -25,6 +25,7 @@ class Chances:
     restore: bool = False
     by_attention: bool = False
     gate: bool = False
+    skip: float = 0.0
     protect: frozenset[int] = frozenset()
 
 
@@ -57,6 +58,7 @@ class RandomDecisions(Silent):
                 drop=self.dice(1, state.layer, *rows) < self.chances.drop_before,
                 freeze=self.dice(2, state.layer, *rows) < self.chances.freeze,
                 gate=1.2 * self.dice(5, state.layer, names, torch.zeros_like(names)) if self.chances.gate else None,
+                skip=self.dice(6, state.layer, names, torch.zeros_like(names)) < self.chances.skip,
             )
         if state.point == "between":
             if self.chances.by_attention:  # keep what receives at least the average attention of its sequence
@@ -86,5 +88,6 @@ CHANCES = st.builds(
     restore=st.booleans(),
     by_attention=st.booleans(),
     gate=st.booleans(),
+    skip=st.sampled_from([0.0, 0.0, 0.4, 1.0]),
     protect=st.sampled_from([frozenset(), frozenset({1, 4})]),
 )

@@ -24,14 +24,14 @@ Stack = Literal["encoder", "decoder"]
 #: Which verbs may be said at which point of a layer. The soft ones are for training: only the reference engine,
 #: which computes everything anyway, takes them.
 VERBS: dict[Point, frozenset[str]] = {
-    "before": frozenset({"drop", "freeze", "gate", "attention_bias"}),
+    "before": frozenset({"drop", "freeze", "gate", "skip", "attention_bias"}),
     "between": frozenset({"drop", "output_factor"}),
     "after": frozenset({"exit"}),
 }
 ALL_VERBS = frozenset(verb for verbs in VERBS.values() for verb in verbs)
 SOFT = frozenset({"attention_bias", "output_factor"})
 REAL = SOFT | {"gate"}  # verbs that are numbers; the others are yes or no
-PER_SEQUENCE = frozenset({"exit", "gate"})  # one entry per live sequence; the others have one per live row
+PER_SEQUENCE = frozenset({"exit", "gate", "skip"})  # one entry per live sequence; the others have one per live row
 
 #: The fields of `State` with an entry per row (but `sequence`, which counts within the state) and per sequence.
 OF_ROWS = ("position", "frozen", "protected", "row_ids")
@@ -111,6 +111,8 @@ class Decision:
     """[B] bool: sequences that are answered now."""
     gate: Tensor | None = None
     """[B] factor on what both residual branches of this layer (attention, FFN) add to a sequence; 1 is no gate."""
+    skip: Tensor | None = None
+    """[B] bool: sequences that leave this layer out. Their rows pass unchanged, and nothing is computed for them."""
     attention_bias: Tensor | None = None
     """[N] soft drop: added to every attention score on this row, in this layer and all later ones."""
     output_factor: Tensor | None = None
@@ -204,6 +206,8 @@ class State:
     """How many tokens of those texts came before: the position of the rows. An encoder has one step."""
     gate: Tensor | None = None
     """[B] the factor on this layer's residual branches, if one was said before it."""
+    skip: Tensor | None = None
+    """[B] True where the sequence leaves this layer out; None: none does."""
     any_frozen: bool = False
     """Whether some row may be frozen: most deciders never freeze, and then no check is needed."""
     input_notes: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
@@ -291,6 +295,7 @@ class State:
             parts[0],
             sequence=torch.cat([part.sequence + start for part, start in zip(parts, before, strict=False)]),
             gate=None,
+            skip=None,
             any_frozen=any(part.any_frozen for part in parts),
             input_notes=MappingProxyType(joined([part.input_notes for part in parts])),
             notes={who: Notes.join([part.notes_of(who) for part in parts]) for who in parts[0].notes},
@@ -341,7 +346,7 @@ class State:
         """`which` (indices of sequences) says which stay and in which order."""
         for name in OF_SEQUENCES:
             setattr(self, name, getattr(self, name).index_select(0, which))
-        self.gate = None if self.gate is None else self.gate.index_select(0, which)
+        self.gate, self.skip = (None if said is None else said[which] for said in (self.gate, self.skip))
         for notes in self.notes.values():
             notes.sequences = taken(notes.sequences, which)
 

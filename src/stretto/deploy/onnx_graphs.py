@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from stretto.backbones.plain import attention_probabilities
 from stretto.backbones.spec import LayerSpec
 from stretto.engine.reference import attention_bias
+from stretto.methods.layer_drop import LayerDrop
 from stretto.methods.selection import KeepsTokens
 from stretto.model import AdaptiveModel
 from stretto.state import Notes, Point, State
@@ -86,11 +87,14 @@ class Graph(nn.Module):
 
 
 class WholeGraph(Graph):
-    """One graph for one operating point: the first `depth` layers, each keeping as many tokens as the dial says."""
+    """One graph for one operating point: the first `depth` layers but those left out, each keeping as many tokens as
+    the dial says."""
 
     def __init__(self, model: AdaptiveModel, dial: float, depth: int) -> None:
         super().__init__(model)
         self.depth = depth
+        left_out = model.method.left_out_at(dial) if isinstance(model.method, LayerDrop) else ()
+        self.layers = [layer for layer in range(1, depth + 1) if layer not in left_out]
         self.counts: list[Tensor] = []
         """For each layer [longest + 1]: tokens that it keeps of a text of n tokens; empty if none is dropped."""
         if isinstance(model.method, KeepsTokens) and dial != model.method.dial.off:
@@ -103,7 +107,7 @@ class WholeGraph(Graph):
         table = self.start(input_ids, attention_mask, token_type_ids)
         if self.counts:
             return self.shortened(table, input_ids.shape[1], attention_mask.sum(dim=1))
-        for layer in range(1, self.depth + 1):
+        for layer in self.layers:
             table.hidden = self.feed_forward(layer, self.attend(layer, table))
         if self.depth == self.backbone.n_layers:
             return self.head(table.hidden, table.live)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from stretto.backbones import Backbone
 from stretto.engine.decider import Decider, LayerExits
 from stretto.engine.layer import PackedLayer
-from stretto.engine.parts import Part, take
+from stretto.engine.parts import Part, only, take
 from stretto.engine.run import Run
 from stretto.engine.stepping import Stepping
 from stretto.state import Inputs, Output, State
@@ -69,11 +69,20 @@ class PackedEngine:
             stepping.advance()
         return stepping.run.output(*inputs.input_ids.shape)
 
-    def through(self, run: Run, layer: int, part: Part) -> Part:
-        """One layer (from 1) for one part; what is left of it."""
-        state, rows = part.state, self._before(run, layer, part)
+    def through(self, run: Run, layer: int, part: Part) -> list[Part]:
+        """One layer (from 1) for one part; what is left of it, in two parts if only some sequences leave it out."""
+        part = Part(part.state, self._before(run, layer, part))
+        skip = part.state.skip
+        if skip is None or bool(skip.all()):
+            return [self._after(run, layer, part)]
+        return [self._after(run, layer, only(part, which)) for which in (skip, ~skip)]
+
+    def _after(self, run: Run, layer: int, part: Part) -> Part:
+        """The layer itself, unless it is left out, and the exits after it."""
+        state, rows = part.state, part.matrix
         if state.n_sequences:
-            rows = self._layer(run, layer, Part(state, rows))
+            if state.skip is None or not bool(state.skip.all()):
+                rows = self._layer(run, layer, part)
             stay = run.after(state, layer, rows[: state.n_rows])
             if stay is not None and state.n_sequences:
                 rows = take(rows, stay)

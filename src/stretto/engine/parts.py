@@ -8,7 +8,7 @@ parts are joined, up to the size of the largest matrix in the first layer, or `T
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stretto.errors import StrettoError
-from stretto.state import State
+from stretto.state import Notes, State
 
 #: Rows up to which parts are always joined: work per part (not per row) is then done less often, and the matrices still
 #: fit the cache.
@@ -73,6 +73,13 @@ def joined(parts: Sequence[Part]) -> Part:
     state = State.join([part.state for part in parts])
     rows = torch.cat([part.matrix[: part.state.n_rows] for part in parts])
     return Part(state, take(rows, state.sort_by_length()))
+
+
+def only(part: Part, which: Tensor) -> Part:
+    """Those of the sequences where `which` ([B] bool) is True; the part itself stays as it is."""
+    own = {who: Notes(dict(notes.sequences), dict(notes.rows)) for who, notes in part.state.notes.items()}
+    state = replace(part.state, notes=own)
+    return Part(state, take(part.matrix, state.forget_sequences((~which).nonzero().squeeze(1))))
 
 
 def merged(parts: Sequence[Part], most_rows: int) -> list[Part]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -179,15 +180,20 @@ class ReferenceEngine:
             table.keep(state.select_rows(keep))
         if (done := run.all_frozen(state)) is not None:
             table.keep(run.leave(state, done, table.rows))
-        if not state.n_sequences:
+        if not state.n_sequences or (state.skip is not None and bool(state.skip.all())):
             return
 
         spec = self.backbone.specs[layer - 1]
         bias = attention_bias(table.position, table.live, table.bias)(spec.attention)
-        updated = ~state.frozen
+        updated = ~state.frozen if state.skip is None else ~(state.frozen | state.skip[state.sequence])
         n_query = torch.bincount(state.sequence[updated], minlength=state.n_sequences)
         received = partial(self._attention_received, spec, table, bias, table.spread(updated))
+        spent = state.spent
         decision = run.ask(state, "between", layer, table.rows, attention_received=received)
+        if state.skip is not None:  # in the packed engine, who leaves the layer out is not asked and pays nothing
+            state.spent = torch.where(state.skip, spent, state.spent)
+            if decision.drop is not None:
+                decision = replace(decision, drop=decision.drop & ~state.skip[state.sequence])
         keep = run.drop(state, decision, table.rows)
         renewed = updated if keep is None else updated & keep
         n_ffn = torch.bincount(state.sequence[renewed], minlength=state.n_sequences)
@@ -198,7 +204,7 @@ class ReferenceEngine:
             table.hidden = self.backbone.attend(layer - 1, table.hidden, bias, table.position)
         if decision.output_factor is not None:
             table.hidden = table.hidden * table.spread(decision.output_factor - 1).add(1).unsqueeze(-1)
-        if state.any_frozen:  # the rows that are not renewed keep the state they have
+        if state.any_frozen or state.skip is not None:  # the rows that are not renewed keep the state they have
             cells = table.cells[0][renewed], table.cells[1][renewed]
             with scaled(spec.ffn.out, None if gate is None else gate[cells[0], 0]):
                 new = self.backbone.feed_forward(layer - 1, table.hidden[cells])

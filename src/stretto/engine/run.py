@@ -180,8 +180,9 @@ class Run:
             state.any_frozen = bool(state.frozen.any())
 
     def gate(self, state: State, decision: Decision) -> None:
-        """Set before every layer: a layer without a decision has no gate."""
+        """Set before every layer: a layer without a decision has no gate and is not skipped."""
         state.gate = decision.gate
+        state.skip = decision.skip if decision.skip is not None and bool(decision.skip.any()) else None
 
     def all_frozen(self, state: State) -> Tensor | None:
         """Indices of the sequences in which nothing will change any more, or None if there are none."""
@@ -209,8 +210,10 @@ class Run:
             state.any_frozen = True
 
     def count(self, state: State, layer: int, n_query: Tensor, n_ffn: Tensor, skipped: Tensor | None) -> None:
-        """Count one layer's rows, and the pairs that a window let it skip (all [B]); keys are all live rows."""
-        self.books.count(layer, state.ids, n_query, state.lengths, n_ffn, skipped)
+        """Count one layer's rows, and the pairs that a window let it skip (all [B]); keys are all live rows, but of
+        sequences that leave the layer out."""
+        n_key = state.lengths if state.skip is None else state.lengths * ~state.skip
+        self.books.count(layer, state.ids, n_query, n_key, n_ffn, skipped)
 
     def leave(self, state: State, leaving: Tensor, rows: Tensor, logits: Tensor | None = None) -> Tensor:
         """Sequences `leaving` (indices) are answered by `logits` ([leaving, C]), or by the final head if None.

@@ -99,7 +99,8 @@ class Stepping:
         part, *others = waiting
         if others:
             self.parts[layer] = others
-        self._wait(layer + 1, self.engine.through(self.run, layer, part))
+        for left in self.engine.through(self.run, layer, part):
+            self._wait(layer + 1, left)
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:

@@ -15,6 +15,7 @@ from stretto.methods.depth_mi import DepthMI
 from stretto.methods.depth_reconstruction import DepthReconstruction
 from stretto.methods.full import Full
 from stretto.methods.halting import Halting
+from stretto.methods.layer_drop import LayerDrop
 from stretto.methods.length_adaptive import LengthAdaptive
 from stretto.methods.lte import LTE
 from stretto.methods.pabee import PABEE
@@ -25,7 +26,7 @@ from stretto.methods.token_halting import TokenHalting
 from stretto.tasks import Task
 
 ALL: tuple[type[Method], ...] = (
-    Full, StaticDepth, ConstantRatio,
+    Full, StaticDepth, LayerDrop, ConstantRatio,
     DeeBERT, BranchyNet, ShallowDeep, PABEE, Halting, LTE, ALBERTa,
     PowerBERT, LengthAdaptive, AdapLeR,
     DepthMI, DepthReconstruction, TokenHalting, DepthAdaptive,

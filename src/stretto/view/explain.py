@@ -82,6 +82,11 @@ class Explanation:
         return self.prediction.depth
 
     @property
+    def answered_after(self) -> int:
+        """The last layer: deeper than `depth` if some were left out."""
+        return max(self.depth, *self.last_layers)
+
+    @property
     def last_layers(self) -> list[int]:
         """[T] the last layer each token came out of; 0 if it went before the first."""
         return (self.lives.shape[0] - 1 - self.lives.flip(0).int().argmax(dim=0)).tolist()
@@ -135,6 +140,8 @@ class Watcher(Silent):
             self.scores[state.layer - 1, position] = decision.score.cpu().double()
         if decision.compared is not None:
             self.compared[state.layer - 1][decision.compared.what] = self._noted(decision.compared, state)
+        if decision.skip is not None and bool(decision.skip[0]):  # the tokens pass through it unchanged
+            self.lives[state.layer, position] = self.frozen[state.layer - 1, position] = True
         if state.point == "between":  # asked in every layer that runs
             self.frozen[state.layer - 1, position] = state.frozen.cpu()
             stays = torch.ones_like(state.protected)

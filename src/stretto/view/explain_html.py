@@ -61,8 +61,8 @@ def html_page(title: str, style: str, body: str) -> str:
 
 def token_grid(explanation: Explanation) -> str:
     """A row per layer and a column per token, and what it shows."""
-    rows = _depths(explanation) + "\n".join(_row(explanation, layer) for layer in range(explanation.depth + 1))
-    never = len(explanation.scores) - explanation.depth
+    rows = _depths(explanation) + "\n".join(_row(explanation, layer) for layer in range(explanation.answered_after + 1))
+    never = len(explanation.scores) - explanation.answered_after
     after = f" The {counted(never, 'layer')} after it did not run." if never else ""
     after += " Hover over a token for its score." if has_scores(explanation) else ""
     return f"""<div class="grid"><table>
@@ -78,11 +78,11 @@ def has_scores(explanation: Explanation) -> bool:
 
 def _legend(explanation: Explanation) -> str:
     """What the looks of tokens mean, as far as this page has them."""
-    ran = slice(explanation.depth + 1)
+    ran = slice(explanation.answered_after + 1)
     applies = {
         SCORES: has_scores(explanation),
         DROPPED: not bool(explanation.lives[ran].all()),
-        FROZEN: bool(explanation.frozen[: explanation.depth].any()),
+        FROZEN: bool(explanation.frozen[: explanation.answered_after].any()),
         WORD: any(explanation.joined),
     }
     entries = "".join(entry for entry, here in applies.items() if here)
@@ -103,7 +103,7 @@ def _depths(explanation: Explanation) -> str:
 def _row(explanation: Explanation, layer: int) -> str:
     """Row 0 is the embeddings: every token as it came in."""
     cells = "".join(_cell(explanation, layer, place) for place in range(len(explanation.tokens)))
-    is_last = layer == explanation.depth
+    is_last = layer == explanation.answered_after
     name = "tokens" if layer == 0 else f"layer {layer}{f', {explanation.end}' if is_last else ''}"
     says = escape("; ".join(_says(explanation, layer))) if layer else ""
     return f'<tr class="{"exit" if is_last else "layer"}"><th>{name}</th>{cells}<td class="says">{says}</td></tr>'

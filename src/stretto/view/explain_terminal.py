@@ -60,12 +60,12 @@ def token_rows(explanation: Explanation) -> list[dict[str, Any]]:
 
 
 def layer_rows(explanation: Explanation) -> list[dict[str, Any]]:
-    """A row per layer that ran."""
+    """A row per layer up to the one that it was answered after."""
     some_frozen = bool(explanation.frozen.any())
     some_exits = any(explanation.exits)
     compared = dict.fromkeys(what for layer in explanation.compared for what in layer)
     rows = []
-    for layer in range(1, explanation.depth + 1):
+    for layer in range(1, explanation.answered_after + 1):
         row: dict[str, Any] = {"layer": layer, "tokens left": int(explanation.lives[layer].sum())}
         if some_frozen:
             row["frozen"] = int((explanation.frozen[layer - 1] & explanation.lives[layer]).sum())
@@ -74,7 +74,7 @@ def layer_rows(explanation: Explanation) -> list[dict[str, Any]]:
         for what in compared:
             found = explanation.compared[layer - 1].get(what)
             row[what] = found.told if found else ""
-        row[""] = explanation.end if layer == explanation.depth else ""
+        row[""] = explanation.end if layer == explanation.answered_after else ""
         rows.append(row)
     return rows
 
@@ -96,7 +96,7 @@ def _show_text(explanation: Explanation, stream: IO[str]) -> bool:
     if console.color_system is None or console.no_color:
         return False
     shades = FEW_SHADES if console.color_system in ("standard", "windows") else SHADES
-    depth, most = explanation.depth, len(shades) - 1
+    depth, most = explanation.answered_after, len(shades) - 1
     text = Text()
     ever_frozen = explanation.frozen.any(dim=0).tolist()
     ends = explanation.last_layers if explanation.depths is None else explanation.depths
