@@ -98,7 +98,7 @@ def test_explain_tells_the_depth_of_every_word(trained: Path) -> None:
     words = method.table.words(model.tokenizer, torch.arange(len(method.table)))
     depth_of = dict(zip(words, method.table_depths(dial).tolist(), strict=True))
     explanation = explain(model, "a good film xyz", dial)
-    assert explanation.depths == [4, depth_of["a"], depth_of["good"], depth_of["film"], 4, 4]
+    assert explanation.depths == [4, depth_of["a"], depth_of["good"], depth_of["film"], 4, 4]  # xyz was never seen
     assert [row["depth"] for row in token_rows(explanation)] == explanation.depths
     for place, depth in enumerate(explanation.depths):
         assert explanation.frozen[:, place].tolist() == [layer > depth for layer in range(1, 5)]
@@ -165,15 +165,65 @@ def test_a_model_without_a_table_is_the_full_one_or_says_so(name: str) -> None:
 # ---- mutual information ------------------------------------------------------------------------------------
 
 
-def test_the_words_that_tell_are_shallow(tmp_path: Path) -> None:
-    model = train(untrained("depth_mi"), tiny_reviews(200), tiny_reviews(20, seed=1), tmp_path / "model", **QUICK)
-    table = model.method.table
-    words = table.words(model.tokenizer, torch.arange(len(table)))
-    depth_of = dict(zip(words, model.method.table_depths(1.0).tolist(), strict=True))
-    assert depth_of["good"] == depth_of["bad"] == 1 == min(depth_of.values())
-    assert depth_of["film"] > 1 and max(depth_of.values()) == 4
-    met = dict(zip(words, table.counts.tolist(), strict=True))
-    assert met["film"] == sum("film" in text.split() for (text,) in tiny_reviews(200).texts)
+def test_the_words_that_tell_are_deep_or_as_published_shallow(tmp_path: Path) -> None:
+    """One table serves both directions: a folder can be opened with either."""
+    train(untrained("depth_mi"), tiny_reviews(200), tiny_reviews(20, seed=1), tmp_path / "model", **QUICK)
+    depths = {}
+    for direction in ("deep", "shallow"):
+        model = AdaptiveModel.from_pretrained(tmp_path / "model", "depth_mi", direction=direction)
+        table = model.method.table
+        words = table.words(model.tokenizer, torch.arange(len(table)))
+        depth_of = dict(zip(words, model.method.table_depths(1.0).tolist(), strict=True))
+        telling = {"deep": 4, "shallow": 1}[direction]
+        assert depth_of["good"] == depth_of["bad"] == telling != depth_of["film"]
+        assert {min(depth_of.values()), max(depth_of.values())} == {1, 4}
+        met = dict(zip(words, table.counts.tolist(), strict=True))
+        assert met["film"] == sum("film" in text.split() for (text,) in tiny_reviews(200).texts)
+        depths[direction] = depth_of
+    assert all(depths["deep"][word] == 5 - depths["shallow"][word] for word in words)
+    assert AdaptiveModel.from_pretrained(tmp_path / "model").method.config.direction == "deep"
+    result = run("depths", tmp_path / "model", "--top", 1)
+    assert result.stdout.index("Shallowest") < result.stdout.index("Deepest")
+    assert any(word in result.stdout.split("Deepest")[1] for word in ("good", "bad"))
+
+
+def test_the_shuffled_table_is_a_control(trained: Path) -> None:
+    """The same depths, of other words: drawn by the seed, and the same in every process."""
+    name, texts = (
+        AdaptiveModel.from_pretrained(trained).method.name,
+        [text for (text,) in tiny_reviews(8, seed=3).texts],
+    )
+
+    def depths(**settings: Any) -> list[int]:
+        model = AdaptiveModel.from_pretrained(trained, name, **settings)
+        assert all(len(prediction.label) > 2 for prediction in model.predict(texts, model.method.dial.sweep[-1]))
+        return model.method.table_depths(model.method.dial.sweep[len(model.method.dial.sweep) // 2]).tolist()
+
+    estimated, drawn = depths(), depths(table="random")
+    assert drawn == depths(table="random")
+    if len(set(estimated)) > 1:
+        assert drawn != estimated and drawn != depths(table="random", table_seed=1)
+    assert sorted(drawn) == sorted(estimated)
+    first, other = (
+        AdaptiveModel.from_pretrained(trained, name, table=table).method.word_measure()
+        for table in ("estimated", "random")
+    )
+    assert torch.equal(first, other)  # what was measured of a word stays its own
+
+
+@pytest.mark.parametrize("name", WITH_TABLE)
+def test_the_mean_head_answers_with_the_dial_on(name: str) -> None:
+    model = tiny_model(name, head="mean")
+    inputs, dial = random_inputs([9, 5, 12]), model.method.dial.sweep[-1]
+    head = model.method.own_head()
+    assert head is model.method.mean_head
+    output = model.reference.run(inputs, model.method, dial, keep_hidden=True)
+    mask = inputs.attention_mask.unsqueeze(-1)
+    mean = (output.hidden * mask).sum(dim=1) / mask.sum(dim=1)
+    torch.testing.assert_close(output.logits, head(mean), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model.run(inputs, dial).logits, output.logits, atol=1e-5, rtol=1e-5)
+    full = tiny_model(name, head="model").run(inputs, model.method.dial.off).logits
+    torch.testing.assert_close(model.run(inputs, model.method.dial.off).logits, full)
 
 
 def test_numbers_may_take_the_place_of_labels(tmp_path: Path) -> None:
@@ -183,7 +233,7 @@ def test_numbers_may_take_the_place_of_labels(tmp_path: Path) -> None:
     model = train(untrained("depth_mi", n_labels=1), data, data, tmp_path / "model", **QUICK)
     words = model.method.table.words(model.tokenizer, torch.arange(len(model.method.table)))
     depth_of = dict(zip(words, model.method.table_depths(1.0).tolist(), strict=True))
-    assert depth_of["good"] == 1 and depth_of["bad"] == 1 and depth_of["film"] > 1
+    assert depth_of["good"] == 4 and depth_of["bad"] == 4 and depth_of["film"] < 4
     assert isinstance(model.predict("good film", 1.0).label, float)
 
 
@@ -276,7 +326,7 @@ def test_the_model_may_answer_with_its_own_head(name: str) -> None:
         first = expected.hidden[:, 0]
     torch.testing.assert_close(own.run(inputs, dial).logits, own.backbone.head(first), atol=1e-5, rtol=1e-5)
     assert not torch.allclose(own.run(inputs, dial).logits, pooled.run(inputs, dial).logits)
-    with pytest.raises(StrettoError, match="Expected head among 'pooled', 'model', got"):
+    with pytest.raises(StrettoError, match="Expected head among 'pooled', 'mean', 'model', got"):
         tiny_model(name, head="both")
 
 

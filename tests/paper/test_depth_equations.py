@@ -20,7 +20,7 @@ from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine, undisturbed_bias
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Shape
-from stretto.methods.depth_mi import equal_width_depths, mutual_information, towards
+from stretto.methods.depth_mi import equal_width_depths, mutual_information, reversed_depths, towards
 from stretto.methods.pooled_head import PooledHead
 from stretto.methods.word_counts import presence
 from stretto.state import Decision, Inputs
@@ -232,6 +232,11 @@ def test_the_pooled_head_by_hand() -> None:
         assert head(pooled).tolist() == [[203.5], [5050.5]]
 
 
+def test_reversed_depths() -> None:
+    assert reversed_depths(torch.tensor([1, 4, 3]), 4).tolist() == [4, 1, 2]
+    assert reversed_depths(torch.tensor([4, 4]), 4).tolist() == [4, 4]  # nothing tells these words apart
+
+
 def test_the_pooled_head_answers_when_the_dial_is_on() -> None:
     """Each sequence by its own dial, from the states of all its tokens at n_max."""
     model = tiny_model("depth_mi")
@@ -254,6 +259,10 @@ def depths_of(model: Any, inputs: Inputs, dial: float) -> Tensor:
     known = dict(zip(table.keys.tolist(), model.method.table_depths(dial).tolist(), strict=True))
     for cell in inputs.attention_mask.nonzero().tolist():
         found[tuple(cell)] = known.get(int(inputs.notes["word_key"][tuple(cell)]), 4)
+    if model.method.config.special == "deepest":
+        special = inputs.attention_mask.bool() & (inputs.notes["word"] == NO_WORD)
+        deepest = torch.where(inputs.attention_mask.bool() & ~special, found, 0).amax(dim=1, keepdim=True)
+        found = torch.where(special, torch.where(deepest == 0, 4, deepest), found)
     return found
 
 

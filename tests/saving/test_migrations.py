@@ -51,6 +51,16 @@ def test_of_several_formats_the_nearest_counts(monkeypatch: pytest.MonkeyPatch) 
     assert migrations.earlier(3, "full") == {}
 
 
+def test_depths_of_earlier_folders_stay_as_published() -> None:
+    settings = {"format": 2, "method": "depth_mi", "config": {"depth_epochs": 1}, "points": []}
+    config = {"depth_epochs": 1, "direction": "shallow", "special": "full"}
+    assert migrations.to_current(settings)["config"] == config
+    both = migrations.to_current({**settings, "method": "depth_mi+deebert", "config": {}})["config"]
+    assert both == {"depth_mi_direction": "shallow", "depth_mi_special": "full"}
+    guessing = migrations.to_current({**settings, "method": "depth_reconstruction", "config": {"special": "deepest"}})
+    assert guessing["config"] == {"special": "deepest"}
+
+
 @pytest.mark.parametrize("version", [0, 3, "1", 1.5, None])
 def test_unknown_formats(version: object, tmp_path: Path) -> None:
     settings = json.loads((OLD / "stretto.json").read_text())

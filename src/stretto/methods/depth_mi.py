@@ -1,26 +1,29 @@
-"""Depth by mutual information: words that are informative about the label get few layers.
+"""Depth by mutual information: a word's number of layers follows from how informative it is about the label.
 
-Before training, the mutual information of each word with the labels is counted on the training texts. More
-informative words get fewer layers. A word is frozen at its depth, while others go deeper. Depths come from a table:
-nothing is predicted in inference.
+Before training, the mutual information of each word with the labels is counted on the training texts. As published,
+more informative words get fewer layers; by default here they get more, and the others few (`direction`). A word is
+frozen at its depth, while others go deeper. Depths come from a table: nothing is predicted in inference.
 
 Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (MI based estimation).
 
     MI(x) = Σ_y Σ_{i_x, i_y} P(i_x, i_y) log(P(i_x, i_y) / (P(i_x) P(i_y)))   -> `mutual_information`, Eq. 2
     MI_log(x) = -log max(MI(x), ε); d(x) = its bin among N of equal width     -> `equal_width_depths`, Eq. 3
+    telling words deep: N + 1 - d(x)                                          -> `reversed_depths`
     freeze after d(x) layers; the pooled head at n_max                        -> `stretto.methods.depths`
 
 Differs from the paper:
 
+- Informative words go deep (`direction="shallow"`: as published).
 - Words are those of the tokenizer, and all pieces of a word have its depth. Words that are not in the (truncated)
-  training texts, and special tokens, go through all layers. For regression, labels are first sorted into bins of equal
-  size.
+  training texts go through all layers. Special tokens go as deep as the deepest word of their text (`special="full"`:
+  through all layers, as published). For regression, labels are first sorted into bins of equal size.
 - The paper does not define the depth of words without information (equally frequent with each label), whose logarithm
-  is infinite. Here they have the information ε. They are at the deep end of the scale, so ε decides the depths of all
+  is infinite. Here they have the information ε. They are at one end of the scale, so ε decides the depths of all
   other words, and with them the cost.
 - Training starts from a fine-tuned model, and some texts run in full, so that the model's own head keeps its quality.
   It answers with the dial off; the pooled head answers with the dial on.
 - The optimizer is the same as for all methods here.
+- `table="random"` is a control: the same depths, shuffled over the words.
 
 Dial: 0 is the full model (all layers), 1 the estimated depths (the default of training), above 1 fewer layers:
 d = ceil(L - dial (L - d(x))), at least 1. Words in the deepest bin keep all layers.
@@ -30,7 +33,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -45,11 +48,14 @@ from stretto.tasks import Task
 
 @dataclass(frozen=True)
 class DepthMIConfig(WordDepthConfig):
+    direction: Literal["deep", "shallow"] = "deep"
+    """Where words go that are informative about the label: 'deep', through many layers, or 'shallow', through few, as
+    published."""
     smoothing: Positive = 0.1
     """Added to each of the four counts behind a word and a label, so that none is 0."""
     least_information: TrueShare = 1e-12
-    """ε: the information of words without information. It decides the cost: such words set the deepest bin, so a
-    smaller ε makes all bins wider and all other words shallower."""
+    """ε: the information of words without information. It decides the cost: such words set the last bin, so a smaller
+    ε makes all bins wider and moves all other words away from it: shallower in the direction 'shallow', else deeper."""
     training_strength: Positive = 1.0
     """The dial of the training. To use dials far beyond the depths of the table, train there."""
     label_bins: Annotated[int, Range(2)] = 5
@@ -84,6 +90,11 @@ def equal_width_depths(information: Tensor, n_depths: int, least: float) -> Tens
     return ((scaled - scaled.min()) / width).floor().long().clamp(max=n_depths - 1) + 1
 
 
+def reversed_depths(depths: Tensor, n_depths: int) -> Tensor:
+    """[V] depths 1..N -> [V] N + 1 - d; if all words have the same, nothing tells them apart and all keep it."""
+    return depths if bool((depths == depths[:1]).all()) else n_depths + 1 - depths
+
+
 def towards(depth: Tensor, dial: Tensor, n_layers: int) -> Tensor:
     """[n], [n] -> [n]: ceil(L - dial (L - d)), from all layers (dial 0) to the depth itself (1) and below."""
     # rounded first: 12 - 0.1 * 10 must not be a little more than 11
@@ -110,10 +121,13 @@ class DepthMI(WordDepths):
         return self.table.values[:, 0]
 
     def hardness(self, measure: Tensor) -> Tensor:
-        return -measure
+        return -measure if self.config.direction == "shallow" else measure
 
     def word_depths(self, rows: Tensor, dial: Tensor) -> Tensor:
-        return towards(self.table.values[rows, 1], dial, self.shape.n_layers)
+        depths = self.table.values[:, 1]
+        if self.config.direction == "deep":
+            depths = reversed_depths(depths, self.shape.n_layers)
+        return towards(depths[rows], dial, self.shape.n_layers)
 
     def count_words(self, engine: ReferenceEngine, batches: Batches) -> Notes:
         """The table, counted on the training texts."""

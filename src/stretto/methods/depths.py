@@ -8,6 +8,7 @@ Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021.
     h_t^n = layer n of h^{n-1} if n <= d(x_t), else h_t^{n-1}          -> `DepthAdaptive.decide`, Eq. 5
     n_max = max_t d(x_t): no layer above runs                          -> the engines (all tokens are frozen)
     v = ReLU([max; mean]) at n_max                                     -> `PooledHead`, Eq. 6
+    the control: depths that say nothing of their word                 -> `WordDepths.drawn`
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from torch import Tensor
 
 from stretto.data.tokenise import NO_WORD
 from stretto.data.words import Tally, WordTable
+from stretto.engine.decider import OwnHead
 from stretto.errors import StrettoError
 from stretto.methods.base import Method, Shape, Stage, TrainingBatch
-from stretto.methods.pooled_head import PooledHead
+from stretto.methods.pooled_head import MeanHead, PooledHead
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Share
 from stretto.methods.word_counts import rows_of
 from stretto.state import Decision, State
@@ -49,12 +51,17 @@ class DepthConfig(FinetuningConfig):
 class WordDepthConfig(DepthConfig):
     """And those of the methods whose depths are estimated for words, in advance."""
 
-    head: Literal["pooled", "model"] = "pooled"
-    """Which head answers with the dial on: 'pooled', which reads maximum and mean of all tokens, as published, or
-    'model', the model's own."""
-    special: Literal["full", "deepest"] = "full"
-    """Depth of special tokens such as [CLS] and [SEP]: 'full', all layers, or 'deepest', that of the deepest word of
-    the text, so that a text of shallow words is answered early."""
+    head: Literal["pooled", "mean", "model"] = "pooled"
+    """Which head answers with the dial on: 'pooled', which reads maximum and mean of all tokens, as published; 'mean',
+    which reads the mean through a layer of its own, as an exit does; or 'model', the model's own."""
+    special: Literal["full", "deepest"] = "deepest"
+    """Depth of special tokens such as [CLS] and [SEP]: 'deepest', that of the deepest word of the text, so that a text
+    of shallow words is answered early, or 'full', all layers, as published."""
+    table: Literal["estimated", "random"] = "estimated"
+    """Which word has which depth: as 'estimated', or 'random', the same depths shuffled over the words. The second is
+    the control: what a table of depths gains without the estimate."""
+    table_seed: int = 0
+    """Seed of the random table."""
 
 
 class DepthAdaptive(Method):
@@ -69,7 +76,7 @@ class DepthAdaptive(Method):
         super().__init__(config, shape, task)
         self.pooled_head = PooledHead(shape.d, shape.n_labels, config.dropout, self.dial.off)
 
-    def own_head(self) -> PooledHead | None:
+    def own_head(self) -> OwnHead | None:
         return self.pooled_head
 
     def depths(self, state: State) -> Tensor:
@@ -110,9 +117,13 @@ class WordDepths(DepthAdaptive):
     def __init__(self, config: WordDepthConfig, shape: Shape, task: Task, width: int) -> None:
         super().__init__(config, shape, task)
         self.table = WordTable(width)
+        if config.head == "mean":
+            self.mean_head = MeanHead(shape.d, shape.n_labels, config.dropout, self.dial.off)
 
-    def own_head(self) -> PooledHead | None:
-        return self.pooled_head if self.config.head == "pooled" else None
+    def own_head(self) -> OwnHead | None:
+        if self.config.head == "model":
+            return None
+        return self.pooled_head if self.config.head == "pooled" else self.mean_head
 
     def word_measure(self) -> Tensor:
         """[V] the measure of each word of the table."""
@@ -132,7 +143,14 @@ class WordDepths(DepthAdaptive):
         rows = torch.arange(len(self.table), device=self.table.keys.device)
         if dial == self.dial.off:
             return torch.full_like(rows, self.shape.n_layers)
-        return self.word_depths(rows, torch.full_like(rows, dial, dtype=torch.float64))
+        return self.word_depths(self.drawn(rows), torch.full_like(rows, dial, dtype=torch.float64))
+
+    def drawn(self, rows: Tensor) -> Tensor:
+        """[n] rows of the table -> [n] the rows whose depths these words have: their own, or those of other words."""
+        if self.config.table == "estimated":
+            return rows
+        dice = torch.Generator().manual_seed(self.config.table_seed)
+        return torch.randperm(len(self.table), generator=dice).to(rows.device)[rows]
 
     def check_table(self) -> None:
         if not len(self.table):
@@ -148,7 +166,7 @@ class WordDepths(DepthAdaptive):
     def depths(self, state: State) -> Tensor:
         self.check_table()
         rows = rows_of(self.table, state)
-        depth = self.word_depths(rows.clamp(min=0), state.dial[state.sequence])
+        depth = self.word_depths(self.drawn(rows.clamp(min=0)), state.dial[state.sequence])
         depth = torch.where(rows < 0, self.shape.n_layers, depth)  # unseen words and special tokens
         if self.config.special == "deepest":
             special = state.input_notes["word"] == NO_WORD
