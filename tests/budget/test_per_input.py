@@ -12,6 +12,7 @@ from tiny import tiny_model, tiny_reviews
 
 from stretto import AdaptiveModel, StrettoError
 from stretto.budget.per_input import Observed, fit_per_input, ridge, solve
+from stretto.budget.teacher import Teacher
 from stretto.methods.length_adaptive import LengthAdaptiveConfig, PerInput
 
 FOUND = {
@@ -62,9 +63,9 @@ def test_it_reads_what_was_observed() -> None:
     model, data = searched(), tiny_reviews(20)
     seen = []
     fit_per_input(model, data, progress=False)
-    choose = model.method.per_input.choose
+    teacher, choose = Teacher(model, model.encode(data.texts)), model.method.per_input.choose
     model.method.per_input.choose = lambda pooled, budget: seen.append(pooled) or choose(pooled, budget)
-    observed = Observed.of(model, model.method, data, 32, False)
+    observed = Observed.of(model, model.method, teacher, 32, False)
     model.predict(data.texts, model.method.dial.sweep[-1], batch_size=1)
     model.method.per_input.choose = choose
     got = torch.cat(seen).double()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ def test_train_evaluate_predict_explain_and_search(model: Path, pairs: Path, tmp
     thresholds = found.method.config.thresholds
     assert thresholds and all(len(each) == 2 for each in thresholds)
     assert len(found.operating_points) == len(thresholds) + 1 and found.operating_points[0].cost == 1.0
+    # without translations the same are found: the full model's own take their place
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": source}) + "\n" for source, _ in PAIRS))
+    alone = run("search", model, texts, "--draws", 50, "--output", tmp_path / "alone")
+    assert alone.exit_code == 0, alone.output
+    again = AdaptiveModel.from_pretrained(tmp_path / "alone")
+    assert again.method.config.thresholds == thresholds and math.isnan(again.operating_points[0].score)
+    refused = run("search", model, texts, "--objective", "score", "--output", tmp_path / "score")
+    assert refused.exit_code == 1, refused.output
+    scored = run("search", model, pairs, "--objective", "score", "--draws", 50, "--output", tmp_path / "score")
+    assert scored.exit_code == 0, scored.output
 
 
 def test_flags_of_texts_are_refused_elsewhere(model: Path, pairs: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -41,8 +42,13 @@ def within_cost(points: Sequence[AnyPriced], cost: float) -> AnyPriced | None:
 
 def within_loss(points: Sequence[OperatingPoint], loss: float = DEFAULT_LOSS) -> OperatingPoint:
     """The cheapest point at most `loss` points (of 100) below the first, which is the full model."""
-    good = [point for point in points if 100 * point.score >= 100 * points[0].score - loss]
-    return min(good, key=lambda point: point.cost)
+    good = [point for point in points if 100 * quality(point) >= 100 * quality(points[0]) - loss]
+    return min(good, key=lambda point: point.cost, default=points[0])
+
+
+def quality(point: OperatingPoint) -> float:
+    """The score; if there were no labels, how many answers are the full model's, which bounds what is lost."""
+    return point.metrics.get("agreement", math.nan) if math.isnan(point.score) else point.score
 
 
 def default_point(

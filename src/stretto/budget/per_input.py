@@ -21,9 +21,9 @@ from tqdm.auto import tqdm
 from stretto.backbones.heads import READINGS
 from stretto.budget.choose import default_point
 from stretto.budget.sweep import sweep
+from stretto.budget.teacher import Teacher
 from stretto.data import Dataset
 from stretto.data.batches import batches
-from stretto.data.tokenise import collate
 from stretto.engine.cost import Cost
 from stretto.errors import StrettoError
 from stretto.methods.length_adaptive import FixedLengths, LengthAdaptive, PerInput
@@ -51,20 +51,15 @@ class Observed:
 
     @classmethod
     def of(
-        cls, model: AdaptiveModel, method: LengthAdaptive, data: Dataset, batch_size: int, progress: bool
+        cls, model: AdaptiveModel, method: LengthAdaptive, teacher: Teacher, batch_size: int, progress: bool
     ) -> Observed:
-        encoded = model.encode(data.texts, data.labels)
-        features, pad = encoded.features, model.tokenizer.pad_token_id
-        labels = collate(pad)(
-            [{"input_ids": f["input_ids"], "labels": y} for f, y in zip(features, encoded.labels or [], strict=True)]
-        )["labels"]
-        answers, flops = [], []
+        features, pad = teacher.encoded.features, model.tokenizer.pad_token_id
+        distance, flops = [], []
         for lengths in tqdm(method.frontier, desc="configurations", disable=not progress, leave=False):
             fixed = FixedLengths(torch.cat([torch.ones_like(lengths[:1]), lengths[1:]]))  # layer 1 keeps all
             logits, trace = model.run_features(features, method.dial.off, batch_size, context=fixed)
-            answers.append(torch.nn.utils.rnn.pad_sequence(list(logits), batch_first=True))
+            distance.append(teacher.divergence(logits))
             flops.append(Cost.of(trace, model.backbone).flops)
-        distance = [model.task.distillation(each, answers[0], labels) for each in answers[1:]]
         with torch.no_grad():
             pooled = [
                 READINGS["mean"].of_tokens(model.reference.hidden_states(inputs)[1], inputs.attention_mask)
@@ -72,7 +67,7 @@ class Observed:
             ]
         return cls(
             torch.cat(pooled).double(),
-            torch.stack(distance, dim=1).double().clamp(min=LEAST).log(),
+            torch.stack(distance[1:], dim=1).double().clamp(min=LEAST).log(),
             torch.stack(flops, dim=1).double(),
         )
 
@@ -124,7 +119,9 @@ def fit_per_input(
         raise StrettoError("Expected a length_adaptive model after `stretto search`, got another. Search first.")
     if len(data) < 2 * FOLDS:
         raise StrettoError(f"Expected {2 * FOLDS} texts or more to fit a predictor on, got {len(data)}. Add texts.")
-    observed = Observed.of(model, method, data, batch_size, progress)
+    encoded = model.encode(data.texts)
+    teacher = Teacher(model, encoded, batch_size)
+    observed = Observed.of(model, method, teacher, batch_size, progress)
     weight, bias = ridge(observed.pooled, observed.distance)
     start = dataclasses.replace(method.config, prices=(1.0,), price_costs=(0.5,))  # to be found
     per_input = PerInput(start, method.shape.d, method.costs)
@@ -141,6 +138,7 @@ def fit_per_input(
     assert chooser.per_input is not None
     chooser.per_input.load_state_dict(per_input.state_dict())
     model.method = chooser
-    model.operating_points = points = sweep(model, data, batch_size=batch_size, progress=progress)
+    points = sweep(model, data, batch_size=batch_size, progress=progress, encoded=encoded, teacher=teacher)
+    model.operating_points = points
     model.dial = default_point(points, chooser.dial).dial
     return points

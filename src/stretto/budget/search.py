@@ -1,16 +1,18 @@
 """The evolutionary search for lengths: which fraction of its tokens each layer of a Length-Adaptive model keeps.
 
     start:  constant-ratio configurations, evenly spread in FLOPs        -> `evolution.start_population`
-    repeat: the Pareto frontier (score up, cost down) has children:
+    repeat: the Pareto frontier (divergence or score, and cost) has children:
             n_m mutants and n_c crossovers                               -> `evolution.mutate`, `evolution.cross`
             all are measured; the new frontier is kept                   -> `evolution.pareto_frontier`
 
-Every candidate is run on the packed engine: its score and cost are measured, not estimated.
+Every candidate is run on the packed engine: divergence from the full model, score and cost are measured, not estimated.
 
 Kim, Cho: *Length-Adaptive Transformer: Train Once with Length Drop, Use Anytime with Search*, ACL 2021, section 3.2.
 
-Differs from the paper: configurations are fractions of the input's length; none is measured twice; the search stops
-early when the area under the frontier has grown by less than `LEAST_GROWTH` over the last `patience` iterations.
+Differs from the paper: the best configuration at a cost is the one closest to the full model (`objective="score"`: the
+one with the best score, as published), so labels are not needed; configurations are fractions of the input's length;
+none is measured twice; the search stops early when the area under the frontier has grown by less than `LEAST_GROWTH`
+over the last `patience` iterations.
 
 A killed search can be resumed: each measurement is stored next to the model, and all random choices follow from the
 seed and the number of the iteration. The result is that of an uninterrupted search.
@@ -33,6 +35,7 @@ from stretto.budget.choose import default_point
 from stretto.budget.evolution import Lengths, area, constant_ratio, offspring, pareto_frontier, start_population
 from stretto.budget.per_input import fit_per_input
 from stretto.budget.sweep import sweep
+from stretto.budget.teacher import Objective, Teacher, check_labels, sought
 from stretto.data import Dataset, by_length, sample
 from stretto.data.tokenise import Encoded
 from stretto.errors import StrettoError, counted
@@ -47,7 +50,8 @@ from stretto.saving.same_run import digest
 if TYPE_CHECKING:
     from stretto.model import AdaptiveModel
 
-#: The search stops when `patience` iterations together add less than this to the area (a mean score in [0, 1]).
+#: The search stops when `patience` iterations together add less than this to the area (a mean score in [0, 1], or minus
+#: a mean divergence).
 LEAST_GROWTH = 1e-4
 #: Tries per child to find a configuration that is new.
 ATTEMPTS = 20
@@ -71,6 +75,8 @@ class SearchSettings:
     """Measure candidates on a random sample of this many examples; the result is measured on all."""
     seed: int = 42
     """Seed of everything random."""
+    objective: Objective = "divergence"
+    """What is best at a cost: the least mean 'divergence' from the full model's answers, or the best 'score'."""
 
     def __post_init__(self) -> None:
         fits = (
@@ -93,10 +99,8 @@ class Candidate:
 
     lengths: Lengths
     point: OperatingPoint
-
-    @property
-    def score(self) -> float:
-        return self.point.score
+    score: float
+    """What the search maximises (`teacher.sought`)."""
 
     @property
     def cost(self) -> float:
@@ -113,7 +117,8 @@ class Iteration:
     frontier: list[Candidate]
     """From expensive to cheap."""
     area: float
-    """See `evolution.area`; budgets from that of the smallest constant-ratio configuration to the full model's."""
+    """See `evolution.area`, of what is sought; budgets from that of the smallest constant-ratio configuration to the
+    full model's."""
 
 
 @dataclass(frozen=True)
@@ -138,16 +143,18 @@ def search(
     per_input: bool = False,
     progress: bool = True,
 ) -> SearchResult:
-    """Search on labelled data, set the configurations found, and save the model to `output`, its own folder or another.
+    """Search, set the configurations found, and save the model to `output`, its own folder or another. Labels are only
+    needed for the objective 'score'.
 
     `per_input` then fits a predictor that chooses a configuration for each text. `OUTPUT.search` keeps the measurements
     until the search is finished."""
     settings = settings or SearchSettings()
     method = searchable(model)
+    check_labels(data, settings.objective)
     check_place(Path(output))
     until = float("inf") if max_seconds is None else time.monotonic() + max_seconds
     examples = data if settings.limit is None else sample(data, settings.limit, settings.seed)
-    prepared = Prepared.of(model, examples, batch_size)
+    prepared = Prepared.of(model, examples, batch_size, settings.objective)
     ratio = 1 - method.config.length_drop
     n_layers = model.backbone.n_layers
     iterations: list[Iteration] = []
@@ -164,7 +171,7 @@ def search(
             if found is None:
                 journal.add(lengths, point.to_json())
             bar.update()
-            return Candidate(lengths, point)
+            return Candidate(lengths, point, sought(point, settings.objective))
 
         start = start_population(settings.population, ratio, n_layers)
         floor = constant_ratio(ratio, n_layers)[-1]
@@ -175,10 +182,11 @@ def search(
         found = iterations[-1].frontier
         full = evaluate(start[0])
         if len(examples) < len(data):
-            everything = Prepared.of(model, data, batch_size)
+            everything = Prepared.of(model, data, batch_size, settings.objective)
             full, *found = [
-                Candidate(each.lengths, measure_lengths(model, everything, each.lengths))
+                Candidate(each.lengths, point, sought(point, settings.objective))
                 for each in tqdm([full, *found], desc="measuring", disable=not progress, leave=False)
+                for point in [measure_lengths(model, everything, each.lengths)]
             ]
         points = adopt(model, full, found)
         if per_input:
@@ -186,7 +194,7 @@ def search(
         result = SearchResult(iterations, points, len(examples), finished)
         model.provenance = {
             **model.provenance,
-            **provenance(result, len(data), settings.seed),
+            **provenance(result, len(data), settings),
             "plan": digest(journal.plan),
         }
         model.save_pretrained(output)
@@ -248,18 +256,22 @@ class Prepared:
     data: Dataset
     encoded: Encoded
     batch_size: int
+    teacher: Teacher | None
+    """None: its answers are not compared with."""
 
     @classmethod
-    def of(cls, model: AdaptiveModel, data: Dataset, batch_size: int) -> Prepared:
+    def of(cls, model: AdaptiveModel, data: Dataset, batch_size: int, objective: Objective = "divergence") -> Prepared:
         ordered = by_length(data)
-        return cls(ordered, model.encode(ordered.texts), batch_size)
+        encoded = model.encode(ordered.texts)
+        teacher = Teacher(model, encoded, batch_size) if objective == "divergence" else None
+        return cls(ordered, encoded, batch_size, teacher)
 
 
 def measure_lengths(model: AdaptiveModel, ready: Prepared, lengths: Lengths) -> OperatingPoint:
     """Run and measure a configuration; its cost becomes its dial."""
     (point,) = sweep(
         model, ready.data, [model.method.dial.off], batch_size=ready.batch_size, progress=False,
-        encoded=ready.encoded, context=FixedLengths(torch.tensor(lengths, dtype=torch.float64)),
+        encoded=ready.encoded, context=FixedLengths(torch.tensor(lengths, dtype=torch.float64)), teacher=ready.teacher,
     )  # fmt: skip
     return dataclasses.replace(point, dial=point.cost)
 
@@ -298,13 +310,13 @@ def plan_of(model: AdaptiveModel, data: Dataset, settings: SearchSettings, batch
     }
 
 
-def provenance(result: SearchResult, examples: int, seed: int) -> dict[str, Any]:
+def provenance(result: SearchResult, examples: int, settings: SearchSettings) -> dict[str, Any]:
     """The model card's lines about the search."""
     first, last = result.iterations[0], result.iterations[-1]
     return {
         "search": (
             f"{counted(last.number, 'iteration')}, {counted(last.tried, 'configuration')} on "
-            f"{counted(result.examples, 'example')}, seed {seed}, "
+            f"{counted(result.examples, 'example')} by {settings.objective}, seed {settings.seed}, "
             f"area {first.area:.4f} → {last.area:.4f}"
         ),
         "operating points": (

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from stretto.budget.teacher import Teacher
 from stretto.data import Dataset
 from stretto.data.batches import batches
 from stretto.data.tokenise import Encoded, Feature
@@ -30,12 +31,14 @@ def sweep(
     progress: bool = True,
     encoded: Encoded | None = None,
     context: Any = None,
+    teacher: Teacher | None = None,
 ) -> list[OperatingPoint]:
     """Measure each dial (default: the method's own sweep) on labelled data.
 
     To measure the same data several times, pass the result of `model.encode(data.texts)`. `context` goes with every
-    pass (`State.context`)."""
-    if data.labels is None:
+    pass (`State.context`). With a `teacher` for the same data, the metrics have the divergence from the full model, and
+    the data need no labels: the score is then NaN."""
+    if data.labels is None and teacher is None:
         raise StrettoError("Expected labelled data to evaluate on, got none. Name the label column.")
     dials = model.method.dial.sweep if dials is None else dials
     for dial in dials:
@@ -44,7 +47,8 @@ def sweep(
     points = []
     measured = runs(model, encoded.features, dials, batch_size, progress, context)
     for dial, (logits, trace) in zip(dials, measured, strict=True):
-        metrics = model.task.scores(logits, encoded, data.labels)
+        metrics = {} if data.labels is None else model.task.scores(logits, encoded, data.labels)
+        metrics |= {} if teacher is None else teacher.metrics(logits)
         cost = Cost.of(trace, model.backbone)
         if isinstance(trace, TextTrace):
             metrics = {**metrics, "mflops_per_token": float(cost.flops.sum() / trace.decoder.steps.sum()) / 1e6}

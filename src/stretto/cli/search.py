@@ -1,21 +1,23 @@
-"""`stretto search`: the best lengths for every budget, for a Length-Adaptive model."""
+"""`stretto search`: the best lengths for every budget, or pairs of dials, or thresholds."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Option
+from typer import Argument, Option
 
-from stretto.cli.guard import output_file
+from stretto.cli.guard import data_name, output_file
 from stretto.cli.options import (
+    SOURCES,
     BatchSize,
     Delimiter,
     Dtype,
     Json,
     Label,
-    Labelled,
     ModelFolder,
     Seed,
     Split,
@@ -37,13 +39,17 @@ from stretto.errors import StrettoError, counted
 
 if TYPE_CHECKING:
     from stretto.budget.search import Iteration, SearchResult
-    from stretto.data import Columns
+    from stretto.budget.teacher import Objective
+    from stretto.data import Columns, Dataset
     from stretto.model import AdaptiveModel
+    from stretto.saving.points import OperatingPoint
 
 EXAMPLES = """
 stretto search reviews-model dev.csv
 stretto search reviews-model dev.csv --limit 500 --iterations 15 --plot frontier.png
 stretto search reviews-model dev.csv --max-seconds 3600      # the same command resumes later
+stretto search reviews-model texts.csv                       # texts without labels will do
+stretto search reviews-model dev.csv --objective score       # by accuracy instead
 stretto search reviews-model dev.csv --per-input             # and choose lengths for each text
 stretto search reviews-model dev.csv --output searched-model --json search.json
 
@@ -53,8 +59,17 @@ An interrupted search resumes when the same command is given again.
 
 def search(
     model: ModelFolder,
-    data: Labelled,
+    data: Annotated[
+        str, Argument(metavar="DATA", help=f"Texts, with or without labels: {SOURCES}.", callback=data_name)
+    ],
     output: Annotated[str | None, Option(metavar="DIR", help="Folder for the result; default: the model's.")] = None,
+    objective: Annotated[
+        Literal["divergence", "score"],
+        Option(
+            help="What is best at a cost: the least mean divergence (KL) from the full model's answers, which needs no "
+            "labels, or the best score."
+        ),
+    ] = "divergence",
     limit: Annotated[
         int | None, Option(min=1, help="Measure candidates on a random sample of this many examples; default: all.")
     ] = None,
@@ -87,11 +102,13 @@ def search(
 ) -> None:
     """Search how many tokens each layer should keep, for every budget.
 
-    For models trained with --method length_adaptive. Of a translation model (--method depth_adaptive --mechanism
-    confidence) the thresholds are searched. The result is stored in the model folder."""
+    For models trained with --method length_adaptive. Of a combination of two methods the pairs of dials are searched,
+    of a translation model (--method depth_adaptive --mechanism confidence) the thresholds. The result is stored in the
+    model folder."""
     from stretto.budget.search import SearchSettings, searchable
     from stretto.budget.search import search as run_search
-    from stretto.data import Columns, load
+    from stretto.data import Columns
+    from stretto.methods import Combined
     from stretto.saving.place import locked
     from stretto.saving.versions import versions
     from stretto.view.plots import check_plot_path
@@ -104,20 +121,19 @@ def search(
     if output is not None and not overwrite:
         check_place(target, Path(model), work)
     settings = SearchSettings(
-        iterations, mutations, crossovers, population=population, patience=patience, limit=limit, seed=seed
-    )
+        iterations, mutations, crossovers, population=population, patience=patience, limit=limit, seed=seed,
+        objective=objective,
+    )  # fmt: skip
     loaded = open_model(model, dtype)
-    if loaded.task.answers == "text":
-        search_thresholds(loaded, model, data, Path(output or model), Columns(text, text_b, label, delimiter), split,
-                          draws, limit, seed, batch_size, overwrite, json)  # fmt: skip
-        return
-    searchable(loaded)
+    of_dials = loaded.task.answers == "text" or isinstance(loaded.method, Combined)
+    if not of_dials:
+        searchable(loaded)
     if output is None and not target.is_dir():
         raise StrettoError(f"Expected a folder to write the result to, got the hub name '{model}'. Add --output.")
-    examples = load(
-        data, task=loaded.task, columns=Columns(text, text_b, label, delimiter), split=split,
-        label_names=loaded.task.label_names,
-    )  # fmt: skip
+    examples = read_examples(data, loaded, Columns(text, text_b, label, delimiter), split, objective)
+    if of_dials:
+        search_dials(loaded, model, data, target, examples, objective, draws, limit, seed, batch_size, json)
+        return
     say_cut(loaded.encode(examples.texts).truncated, len(examples), loaded)
     with locked(target), resumable(work):
         if restart:
@@ -160,30 +176,51 @@ def search(
     )
 
 
-def search_thresholds(
-    loaded: AdaptiveModel, model: str, data: str, target: Path, columns: Columns, split: str | None, draws: int,
-    limit: int | None, seed: int, batch_size: int, overwrite: bool, json: str | None,
+def read_examples(
+    data: str, model: AdaptiveModel, columns: Columns, split: str | None, objective: Objective
+) -> Dataset:
+    """With their labels, if there are any. A search by divergence does without."""
+    from stretto.data import load
+
+    try:
+        return load(data, task=model.task, columns=columns, split=split, label_names=model.task.label_names or None)
+    except StrettoError as error:
+        if objective == "score" or columns.label is not None:
+            raise
+        examples = load(data, task=model.task, columns=columns, split=split, labelled=False)
+        say(f"no labels are used, and no score is measured: {error}")
+        return examples
+
+
+def search_dials(
+    loaded: AdaptiveModel, model: str, data: str, target: Path, examples: Dataset, objective: Objective, draws: int,
+    limit: int | None, seed: int, batch_size: int, json: str | None,
 ) -> None:  # fmt: skip
-    from stretto.budget.thresholds import search_thresholds as run_search
-    from stretto.data import load, sample
-    from stretto.saving.folder import SETTINGS
-    from stretto.saving.place import locked, refuse_finished
+    """Thresholds of a model that writes texts, pairs of dials of a combination."""
+    from stretto.budget.frontier import search_pairs
+    from stretto.budget.thresholds import search_thresholds
+    from stretto.data import sample
+    from stretto.methods import Combined
+    from stretto.saving.place import locked
     from stretto.saving.versions import versions
     from stretto.view.tables import show_table
 
-    if target != Path(model) and not overwrite:
-        refuse_finished(target, SETTINGS, "model")
-    examples = load(data, task=loaded.task, columns=columns, split=split)
     examples = examples if limit is None else sample(examples, limit, seed)
+    shared: dict[str, Any] = {"objective": objective, "seed": seed, "batch_size": batch_size, "progress": on_terminal()}
     with locked(target):
-        points = run_search(loaded, examples, draws=draws, seed=seed, batch_size=batch_size, progress=on_terminal())
+        if isinstance(loaded.method, Combined):
+            points = search_pairs(loaded, examples, **shared)
+        else:
+            points = search_thresholds(loaded, examples, draws=draws, **shared)
         loaded.save_pretrained(target)
     if json != STDOUT:
-        title = f"What was found, on {len(examples)} examples; the dial is {loaded.method.dial.name}"
+        title = f"What was found, on {counted(len(examples), 'example')}; the dial is {loaded.method.dial.name}"
         show_table(point_rows(points, loaded), point_formats(points), title=title)
-    content = {"model": model, "data": data, "output": str(target), "examples": len(examples), "draws": draws}
-    found = {"thresholds": loaded.method.config.thresholds, "points": [point.to_json() for point in points]}
-    write_json(json, {**content, **found, "default_dial": loaded.dial, "versions": versions()})
+    config = loaded.method.config
+    found = {name: getattr(config, name) for name in ("thresholds", "frontier") if hasattr(config, name)}
+    content = {"model": model, "data": data, "output": str(target), "examples": len(examples), "objective": objective}
+    measured = {"points": [point.to_json() for point in points], "default_dial": loaded.dial, "versions": versions()}
+    write_json(json, {**content, "draws": draws, **found, **measured})
     say(f"saved {target}")
 
 
@@ -208,21 +245,26 @@ def iteration_row(iteration: Iteration) -> dict[str, Any]:
 
 
 def iteration_json(iteration: Iteration) -> dict[str, Any]:
-    frontier = [{"cost": each.cost, "score": each.score, "lengths": each.lengths} for each in iteration.frontier]
+    frontier = [{**each.point.to_json(), "lengths": each.lengths} for each in iteration.frontier]
     return {**iteration_row(iteration), "frontier": frontier}
 
 
 def draw(result: SearchResult, path: str, model: AdaptiveModel) -> None:
-    """The frontier of constant ratios, and the final one."""
+    """The frontier of constant ratios, and the final one: scores, or what is known without labels."""
     from stretto.budget.choose import at_dial
+    from stretto.budget.teacher import AGREEMENT, DIVERGENCE
     from stretto.view.plots import pareto_plot
 
-    first, last = result.iterations[0], result.iterations[-1]
+    known, (first, last) = result.points[0].metrics, (result.iterations[0], result.iterations[-1])
+    metric = next(name for name in (model.task.main_metric, AGREEMENT, DIVERGENCE) if name in known)
+
+    def drawn(points: Sequence[OperatingPoint]) -> list[OperatingPoint]:
+        return [replace(point, score=point.metrics[metric]) for point in points]
+
     curves = {
-        "constant ratios (the start)": [candidate.point for candidate in first.frontier],
-        f"after {counted(last.number, 'iteration')}": [candidate.point for candidate in last.frontier],
+        "constant ratios (the start)": drawn([candidate.point for candidate in first.frontier]),
+        f"after {counted(last.number, 'iteration')}": drawn([candidate.point for candidate in last.frontier]),
     }
-    pareto_plot(
-        curves, path, full=result.points[0], default=at_dial(result.points, model.dial), standing=model.standing(),
-        metric=model.task.main_metric,
-    )  # fmt: skip
+    points = drawn(result.points)
+    default = at_dial(points, model.dial)
+    pareto_plot(curves, path, full=points[0], default=default, standing=model.standing(), metric=metric)
