@@ -203,9 +203,10 @@ class AdaptiveModel(nn.Module):
 
     def run_features(
         self, features: Sequence[Feature], dial: float | Tensor | None, batch_size: int, progress: str = "",
-        context: Any = None,
+        context: Any = None, decider: Decider | None = None,
     ) -> tuple[Logits, Trace | TextTrace]:  # fmt: skip
-        """Logits and trace of all features, in order, several batches at a time. `dial` may be one per feature."""
+        """Logits and trace of all features, in order, several batches at a time. `dial` may be one per feature. Another
+        `decider` may take the place of the method."""
         check_batch_size(batch_size)
         dials = self.dials_of(dial, len(features))
         logits: list[Any] = []
@@ -213,7 +214,9 @@ class AdaptiveModel(nn.Module):
         done = 0
         for inputs in windows(features, self.tokenizer.pad_token_id, batch_size, progress):
             count = len(inputs.input_ids)
-            output = self.run(inputs, dials[done : done + count], batch_size=batch_size, context=context)
+            output = self.run(
+                inputs, dials[done : done + count], batch_size=batch_size, context=context, decider=decider
+            )
             done += count
             traces.append(output.trace)
             if isinstance(output, Written):
@@ -346,8 +349,14 @@ def carry_over(folder: Folder, built: Method, *, new_labels: bool) -> None:
     if built.exits is not None and METHODS[folder.method].uses_exits and folder.config.get("pool") == built.exits.pool:
         folder.load_weights(built.exits, prefix="exits.", new_labels=new_labels)
     ranking = built.first if isinstance(built, Combined) else built
-    if isinstance(ranking, KeepsBest) and ranking.scores.form.items() <= folder.config.items():
-        folder.load_weights(ranking.scores, prefix="scores.")
+    if not isinstance(ranking, KeepsBest):
+        return
+    scores = ranking.scores
+    if scores.form.items() <= folder.config.items():
+        folder.load_weights(scores, prefix="scores.")
+    elif folder.config.get("select") == "auto" and folder.config.get("predictor_size") == scores.form["predictor_size"]:
+        for name, part in scores.named_children():  # a model that could choose has all of them
+            folder.load_weights(part, prefix=f"scores.{name}.")
 
 
 def check_weights(model: nn.Module, name_or_path: str) -> None:

@@ -102,7 +102,7 @@ def test_power_bert_weighs_tokens_only_while_it_searches() -> None:
     method = build("power_bert", max_tokens=4, penalty=0.1)
     with torch.no_grad():
         method.weights.copy_(torch.tensor([[1, 0.8, 0.6, 0.4], [1, 0.5, 0.25, 0.0], [1, 1, 1, 1]]))
-    search, retrain = method.stages()[1:]
+    search, retrain = method.stages()[-2:]
     seen: list[Any] = []
 
     def run(dial: float, context: Any = None) -> Tensor:
@@ -130,7 +130,7 @@ def test_power_bert_weighs_tokens_only_while_it_searches() -> None:
 
 def test_power_bert_clips_its_weights_after_a_step_of_the_search() -> None:
     method = build("power_bert", max_tokens=4)
-    search, retrain = method.stages()[1:]
+    search, retrain = method.stages()[-2:]
     assert dict(search.rates) == {"weights": method.config.retention_learning_rate}
     assert search.best_by == "last"
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_power_bert_clips_its_weights_after_a_step_of_the_search() -> None:
 def test_power_bert_starts_without_the_places_no_text_has() -> None:
     method = build("power_bert", select="attention", max_tokens=6)
     batches = [(random_inputs([3, 2]), torch.tensor([0, 1])), (random_inputs([4]), torch.tensor([0]))]
-    search, retrain = method.stages()[1:]
+    search, retrain = method.stages()[-2:]
     assert retrain.prepare is None
     assert method.weights.sum() == 18
     assert search.prepare(None, iter(batches)) == {}

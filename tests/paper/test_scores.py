@@ -22,7 +22,7 @@ from stretto.methods import METHODS, Shape, Targets, TrainingBatch
 from stretto.methods.contribution import saliency_notes
 from stretto.methods.length_adaptive import FixedLengths
 from stretto.methods.saliency import saliency
-from stretto.methods.scores import association
+from stretto.methods.scores import CANDIDATES, LAST, KeepsBest, Shortened, association
 from stretto.tasks import Classification
 
 QUICK: dict[str, Any] = {"progress": False, "per_device_train_batch_size": 16}
@@ -150,6 +150,73 @@ def test_the_table_is_counted_saved_and_carried_over(name: str, tmp_path: Path) 
                 tmp_path / "out", "constant_ratio", select="attention"
             ).method.scores.state_dict()
         )  # type: ignore[union-attr]
+
+
+# ---- the choice on the dev texts ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("best", ["attention", "attention+table", "predictor"])
+def test_the_closest_to_the_full_model_is_chosen_and_trained_with(name: str, best: str) -> None:
+    """Each score is asked for the same numbers of tokens; the least sum of distances wins, and is what is used."""
+    method = make(name, tiny_backbone("bert"))
+    assert method.config.select == "auto"
+    tried: list[tuple[str, float]] = []
+
+    def distance(decider: Any) -> float:
+        tried.append((method.ranks_by, decider.last))
+        return {best: 0.1}.get(method.ranks_by, 0.2)
+
+    chooser = next(stage.choose for stage in method.stages() if stage.choose is not None)
+    chooser(distance)
+    assert tried == [(each, last) for each in CANDIDATES for last in LAST]
+    assert method.ranks_by == best and method.found() == {"tokens ranked by": f"{best}, chosen on dev data"}
+    named = make(name, tiny_backbone("bert"), select=best)
+    named.load_state_dict(method.state_dict(), strict=False)
+    keys = torch.tensor([0, 7, 8, 9, 0, 9])
+    states = [
+        ragged_state([4.0, 1.0, 3.0, 0.5], [0.2, 0.1], dial=0.5, input_notes={"word_key": keys}) for _ in range(2)
+    ]
+    for state in states:
+        state.layer, state.rows = 1, torch.randn(6, method.shape.d, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(method.score(states[0]), named.score(states[1]))
+    again = make(name, tiny_backbone("bert"))
+    again.load_state_dict(method.state_dict())
+    assert again.ranks_by == best
+    assert all(stage.choose is None for stage in named.stages())
+
+
+def test_scores_are_compared_at_the_same_lengths() -> None:
+    """Layer l of 4 keeps 1 - (1 - last) l / 4 of the tokens, whatever the score."""
+    backbone, inputs = tiny_backbone("bert"), random_inputs([8, 12])
+    method = make("power_bert", backbone)  # its own numbers of tokens are not known yet
+    for name in CANDIDATES:
+        method.scores.pick(name)
+        trace = PackedEngine(backbone).run(inputs, Shortened(method, 0.5), 0.0).trace
+        assert trace.n_ffn.tolist() == [[7, 6, 5, 4], [11, 9, 8, 6]]
+
+
+def test_a_training_chooses_on_its_dev_texts(tmp_path: Path) -> None:
+    """The choice is that of the mean divergence, measured by hand; it is saved, and the card has it."""
+    epochs = {"num_train_epochs": 1, "predictor_epochs": 0.5, "drop_epochs": 0.25}
+    model, dev = tiny_model("constant_ratio", **epochs), tiny_reviews(12, seed=1)
+    found: dict[str, float] = {}
+
+    def spied(distance: Any) -> None:
+        def measured(decider: Any) -> float:
+            value = distance(decider)
+            found[model.method.ranks_by] = found.get(model.method.ranks_by, 0.0) + value
+            return value
+
+        KeepsBest.choose(model.method, measured)
+
+    model.method.choose = spied
+    train(model, tiny_reviews(64), dev, tmp_path / "out", **QUICK)
+    assert set(found) == set(CANDIDATES) and len(set(found.values())) > 1
+    best = min(found, key=found.__getitem__)
+    loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
+    assert loaded.method.ranks_by == model.method.ranks_by == best  # type: ignore[union-attr]
+    assert f"{best}, chosen on dev data" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
 def empty(table: WordTable) -> None:

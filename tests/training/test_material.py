@@ -52,7 +52,7 @@ def test_the_full_models_answers_are_labels_and_logits_of_every_feature(name: st
     few, more = make(6, seed=0), make(5, seed=1)
     labels = [float(label) for label in few.labels] if name == "regression" else few.labels
     material = Material(model, model.encode(few.texts, labels), unlabelled(more), tmp_path, progress=False)
-    _, stage = tiny_model("length_adaptive", task=task).method.stages()
+    *_, stage = tiny_model("length_adaptive", task=task).method.stages()
     found = material.examples(stage)
 
     encoded = model.encode(more.texts)

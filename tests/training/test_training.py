@@ -144,7 +144,9 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize(("method", "stage"), [("deebert", -1), ("lte", 0), ("depth_reconstruction", 0)])
+@pytest.mark.parametrize(
+    ("method", "stage"), [("deebert", -1), ("lte", 0), ("depth_reconstruction", 0), ("length_adaptive", -1)]
+)
 def test_a_killed_run_ends_the_same(method: str, stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tiny_reviews(48)
     expected = train(learner(method), data, data, tmp_path / "whole", **QUICK)

@@ -1,7 +1,7 @@
 """Export a model as ONNX graphs, for ONNX Runtime in any language.
 
-`whole`   one operating point as one graph: all layers, the first few of them (`static_depth`), or fewer tokens in each
-          (`constant_ratio`, `length_adaptive`, `power_bert`).
+`whole`   one operating point as one graph: all layers, some of them (`static_depth`, `layer_drop`), or fewer tokens in
+          each (`constant_ratio`, `length_adaptive`, `power_bert`).
 `stages`  a few layers per graph with their exits. After each stage the caller removes the sequences that have left.
 
 The folder holds the graphs, the tokenizer and `stretto-onnx.json`, the contract (docs/exporting.md). The graphs are run
@@ -27,6 +27,8 @@ from stretto.deploy.onnx_graphs import StageGraph, WholeGraph
 from stretto.deploy.onnx_runner import CONTRACT, OnnxModel
 from stretto.engine.linear import check_dtype
 from stretto.errors import StrettoError
+from stretto.methods.layer_drop import LayerDrop
+from stretto.methods.scores import KeepsBest
 from stretto.methods.selection import KeepsTokens
 from stretto.model import AdaptiveModel
 from stretto.saving.files import replacing_folder
@@ -93,7 +95,8 @@ def form_of(model: AdaptiveModel, dial: float, *, stages: int | None, whole: boo
         raise StrettoError(f"Expected 1 to {model.backbone.n_layers} stages, got {stages}. Choose another number.")
     exits = method.points == {"after"} and method.exits is not None
     counted = isinstance(method, KeepsTokens) and method.points == {"between"}
-    fixed = fixed_depth(model, dial) is not None or (counted and not method.reads_words)
+    looks_up = method.reads_words and not (isinstance(method, KeepsBest) and method.ranks_by != "attention+table")
+    fixed = fixed_depth(model, dial) is not None or (counted and not looks_up)
     if stages is not None and not exits:
         raise StrettoError(
             f"Expected a method that only exits for --stages, got {method.name}. Leave --stages out for a single graph."
@@ -113,9 +116,9 @@ def form_of(model: AdaptiveModel, dial: float, *, stages: int | None, whole: boo
 
 
 def fixed_depth(model: AdaptiveModel, dial: float) -> int | None:
-    """The layers that all texts run with all their tokens, or None if this depends on the text."""
+    """The last layer that all texts run with all their tokens, or None if this depends on the text."""
     method = model.method
-    if dial == method.dial.off:
+    if dial == method.dial.off or isinstance(method, LayerDrop):
         return model.backbone.n_layers
     return int(dial) if method.name == "static_depth" else None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from stretto.engine.decider import OwnHead
+from stretto.engine.decider import Decider, OwnHead
 from stretto.errors import StrettoError
 from stretto.methods.exits import ExitHeads
 from stretto.state import Decision, Inputs, Output, Point, Stack, State
@@ -152,6 +152,9 @@ class Stage:
     prepare: Callable[[ReferenceEngine, Batches], Notes] | None = field(default=None, compare=False, repr=False)
     """Before the stage, in eval mode: the method's notes on each training token, as `Inputs.notes` while it
     learns, one list entry [n tokens] per example; or of each text, as `Targets.notes`."""
+    choose: Callable[[Callable[[Decider], float]], None] | None = field(default=None, compare=False, repr=False)
+    """Before the stage, after `prepare`: what the method chooses on the dev texts. It gets a function that runs them
+    with a decider and returns their mean divergence from the full model's answers."""
     finish: Callable[[ReferenceEngine, Batches], None] | None = field(default=None, compare=False, repr=False)
     """After the stage, in eval mode: what the method computes from its trained weights."""
     after_step: Callable[[], None] | None = field(default=None, compare=False, repr=False)
@@ -268,6 +271,10 @@ class Method(nn.Module):
     def decide(self, state: State) -> Decision | None:
         """What to do with the live rows at this point of this layer; None means nothing."""
         return None
+
+    def found(self) -> dict[str, str]:
+        """What the training chose, for the model card."""
+        return {}
 
     def stages(self) -> list[Stage]:
         """Training runs in order. The first one is ordinary fine-tuning, shared by all methods."""

@@ -183,6 +183,9 @@ class Combined(Method):
         first, second = self.dials(state.dial).unbind(dim=1)
         return merged(ask(self.first, state, first), ask(self.second, state, second))
 
+    def found(self) -> dict[str, str]:
+        return {**self.first.found(), **self.second.found()}
+
     def stages(self) -> list[Stage]:
         """Those of the first part, then those of the second with the first beneath it."""
         finetuning = self.second.finetuning()

@@ -33,10 +33,10 @@ LONGEST = 8192
 
 @dataclass(frozen=True)
 class ConstantRatioConfig(LengthDropConfig):
-    select: Literal["attention", "attention+table", "predictor", "random", "saliency"] = "attention+table"  # type: ignore[assignment]
+    select: Literal["auto", "attention", "attention+table", "predictor", "random", "saliency"] = "auto"  # type: ignore[assignment]
     """Which tokens stay: those with the most 'attention', as published; 'attention+table', which adds how strongly a
-    word is associated with the label; those with the largest contribution by a 'predictor'; 'random' ones; by
-    'saliency'."""
+    word is associated with the label; those with the largest contribution by a 'predictor'; the best of these on the
+    dev texts ('auto'); 'random' ones; by 'saliency'."""
     selection_seed: int = 0
     """Seed of the random choice."""
 
@@ -61,8 +61,9 @@ class ConstantRatio(LengthDrop):
     def stages(self) -> list[Stage]:
         if self.config.select == "saliency":
             raise StrettoError(
-                "Expected a selection to train with (attention, attention+table, predictor, random), got saliency, "
-                "which needs a trained model and the right answer. Train, then open the model with select='saliency'."
+                "Expected a selection to train with (auto, attention, attention+table, predictor, random), got "
+                "saliency, which needs a trained model and the right answer. Train, then open the model with "
+                "select='saliency'."
             )
         return super().stages()
 

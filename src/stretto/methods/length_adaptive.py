@@ -18,7 +18,8 @@ Differs from the paper:
 
 - Configurations are fractions of the input's length. So they apply to any input, and each sequence of a batch is
   shortened by its own length.
-- By default the score is attention received plus a table of words (`select="attention"`: as published).
+- By default the score is the best on the dev texts of attention received, attention plus a table of words, and a
+  predictor (`select="attention"`: as published).
 - LayerDrop does not apply to the full model, which is the teacher of the others.
 - The configuration may differ between the sequences of a batch, like the dial. With `stretto search --per-input` a
   predictor chooses the configuration of each text after layer 1, which then keeps all tokens.
@@ -153,7 +154,7 @@ class LengthDrop(KeepsBest):
         config = self.config
         drop = Stage(
             "drop", config.drop_epochs, config.drop_learning_rate, decides=True, dials=self.dev_dials(),
-            objective=self.sandwich_loss, prepare=self.count_words,
+            objective=self.sandwich_loss, prepare=self.count_words, choose=self.choose if self.chooses else None,
         )  # fmt: skip
         return [self.finetuning(), *self.score_stages(), drop]
 

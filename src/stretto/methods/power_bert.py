@@ -15,8 +15,8 @@ Word-vector Elimination*, ICML 2020.
 
 Differs from the paper:
 
-- By default a table of words is added to the attention received (`select="attention"`: as published). Attention of a
-  token to itself is included, padding is not.
+- By default the score is the best on the dev texts of attention received, attention plus a table of words, and a
+  predictor (`select="attention"`: as published). Attention of a token to itself is included, padding is not.
 - Tokens that must not be dropped share place 0, whose weight is fixed at 1.
 - Layer numbers are divided by L. So λ is what a token in the last layer must be worth in loss, at any depth (the
   paper's λ times L).
@@ -150,7 +150,8 @@ class PowerBERT(KeepsBest):
         search = Stage(
             "search", config.search_epochs, config.search_learning_rate, best_by="last", decides=True,
             dials=(AS_TRAINED,), rates=(("weights", config.retention_learning_rate),),
-            objective=self.search_loss, prepare=self.prepare_search, after_step=self.clip_weights,
+            objective=self.search_loss, prepare=self.prepare_search, choose=self.choose if self.chooses else None,
+            after_step=self.clip_weights,
         )  # fmt: skip
         retrain = Stage(
             "retrain", config.retrain_epochs, config.retrain_learning_rate, decides=True, dials=(AS_TRAINED,),

@@ -3,14 +3,18 @@
     attention           a_t: the attention a token receives, summed over heads and rows, as published
     attention+table     a_t / max a + w · A(word of t): plus how much its word tells of the label   -> `association`
     predictor           what a contribution predictor says                        -> `stretto.methods.contribution`
+    auto                the one of these that is best on the dev texts            -> `KeepsBest.choose`
 
 Attention alone drops words that the answer hangs on. The table is counted on the training texts and saved with the
 model; looking a word up takes no arithmetic. Predictors are distilled from the saliency of the fine-tuned model, with
-the backbone frozen, and are paid for. A model is trained with the score it serves with.
+the backbone frozen, and are paid for. A model is trained with the score it serves with: with `auto` the choice is made
+on the fine-tuned model, before it learns to do without tokens. Each score shortens the dev texts in the same way, and
+the one wins whose answers stay closest to the full model's (mean divergence).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,25 +22,29 @@ import torch
 from torch import Tensor, nn
 
 from stretto.data.words import WordTable
+from stretto.engine.decider import Decider, Silent
 from stretto.engine.reference import ReferenceEngine
 from stretto.methods.base import Batches, Method, Notes, Shape, Stage, TrainingBatch
 from stretto.methods.contribution import ContributionPredictors, divergence, saliency_notes
+from stretto.methods.selection import AT_LEAST, drop_all_but
 from stretto.methods.settings import Epochs, FinetuningConfig, LearningRate, Size, Weight
 from stretto.methods.word_counts import rows_of, texts_with_words
-from stretto.state import State
+from stretto.state import Decision, Point, State
 from stretto.tasks import Task
 
 LABEL_BINS = 5  # of equal size, which take the place of labels in a regression
+CANDIDATES = ("attention", "attention+table", "predictor")  # of equally good ones the first, which costs least
+LAST = (0.5, 0.25, 0.1)  # fractions of the tokens that the last layer keeps while they are compared
 
 
 @dataclass(frozen=True)
 class ScoreConfig(FinetuningConfig):
     """Settings shared by the methods that keep the best tokens."""
 
-    select: Literal["attention", "attention+table", "predictor"] = "attention+table"
+    select: Literal["auto", "attention", "attention+table", "predictor"] = "auto"
     """Which tokens stay: those that receive most 'attention', as published; 'attention+table', which adds how much a
-    word tells of the label (texts with one label each; elsewhere it is attention alone); or those a small network, the
-    'predictor', expects to contribute most."""
+    word tells of the label (texts with one label each; elsewhere it is attention alone); those a small network, the
+    'predictor', expects to contribute most; or 'auto', the best of these on the dev texts, after the fine-tuning."""
     table_weight: Weight = 1.0
     """Weight of the table beside attention, whose largest value in a text counts as 1."""
     predictor_size: Size = 32
@@ -57,6 +65,24 @@ def association(texts_with: Tensor, texts: Tensor) -> Tensor:
     return (2 * surprise.square().sum(dim=1)).sqrt() / (n.squeeze(1) + 1).sqrt()
 
 
+class Shortened(Silent):
+    """Drops tokens by the score of a method, the same number whatever the score: layer l of L keeps
+    1 - (1 - last) l / L of them."""
+
+    points: frozenset[Point] = frozenset({"between"})
+    restore = True
+
+    def __init__(self, method: KeepsBest, last: float) -> None:
+        super().__init__()
+        self.method, self.last = method, last
+
+    def decide(self, state: State) -> Decision:
+        came_in = state.notes_of(self).sequences.setdefault("length", state.lengths)
+        fraction = 1 - (1 - self.last) * state.layer / self.method.shape.n_layers
+        count = (came_in * fraction).ceil().long().clamp(min=AT_LEAST)
+        return Decision(drop=drop_all_but(count, self.method.score(state), state))
+
+
 def relative(received: Tensor, state: State) -> Tensor:
     """[N] -> [N] divided by the largest of each sequence."""
     largest = received.new_zeros(state.n_sequences).scatter_reduce(0, state.sequence, received, "amax")
@@ -64,15 +90,32 @@ def relative(received: Tensor, state: State) -> Tensor:
 
 
 class TokenScores(nn.Module):
-    """What was counted or learned of tokens, in the form that the settings ask for."""
+    """What was counted or learned of tokens, in the form that the settings ask for, and what they are ranked by."""
+
+    chosen: Tensor
+    """With 'auto': the number of the score in use among `CANDIDATES`."""
 
     def __init__(self, config: Any, shape: Shape) -> None:
         super().__init__()
+        self.ranks_by: str = "attention+table" if config.select == "auto" else config.select
         self.form = {name: getattr(config, name) for name in ("select", "predictor_size")}
-        if config.select == "attention+table":
+        if config.select in ("auto", "attention+table"):
             self.table = WordTable(width=1)
-        if config.select == "predictor":
+        if config.select in ("auto", "predictor"):
             self.predictors = ContributionPredictors(shape, config.predictor_size)
+        if config.select == "auto":
+            self.register_buffer("chosen", torch.tensor(CANDIDATES.index(self.ranks_by)))
+
+    @torch.no_grad()
+    def pick(self, name: str) -> None:
+        """Rank tokens by this score from now on; it is saved with the model."""
+        self.ranks_by = name
+        self.chosen.fill_(CANDIDATES.index(name))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if "chosen" in self._buffers and f"{prefix}chosen" in state_dict:
+            self.pick(CANDIDATES[int(state_dict[f"{prefix}chosen"])])
 
 
 class KeepsBest(Method):
@@ -83,15 +126,29 @@ class KeepsBest(Method):
     def __init__(self, config: ScoreConfig, shape: Shape, task: Task) -> None:
         super().__init__(config, shape, task)
         self.scores = TokenScores(config, shape)
-        self.reads_words = config.select == "attention+table" and task.answers == "sequence"
+        self.reads_words = config.select in ("auto", "attention+table") and task.answers == "sequence"
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the score is chosen on the dev texts; what would be written, nobody can compare token by token."""
+        return self.config.select == "auto" and self.task.answers != "text"
+
+    @property
+    def ranks_by(self) -> str:
+        """The score in use: the one of the settings, or the one that was chosen."""
+        return self.scores.ranks_by
+
+    def found(self) -> dict[str, str]:
+        return {"tokens ranked by": f"{self.ranks_by}, chosen on dev data"} if self.chooses else {}
 
     def score(self, state: State, asked: Tensor | None = None) -> Tensor:
         """[N] what the tokens are ranked by; sequences that are not `asked` ([B] bool) drop none, and may get 0."""
-        if self.config.select == "predictor":
+        ranks_by = self.ranks_by
+        if ranks_by == "predictor":
             everyone = torch.ones_like(state.ids, dtype=torch.bool)
             return self.scores.predictors.ask(state, everyone if asked is None else asked)
         received = state.attention_received
-        if not self.reads_words or not len(self.scores.table):
+        if ranks_by == "attention" or not self.reads_words or not len(self.scores.table):
             return received
         notes = state.notes_of(self).rows
         if "told" not in notes:  # the same in all layers
@@ -105,7 +162,7 @@ class KeepsBest(Method):
     def score_stages(self) -> list[Stage]:
         """What is to be learned of tokens before any of them is dropped."""
         config = self.config
-        if config.select != "predictor":
+        if config.select != "predictor" and not self.chooses:
             return []
         return [
             Stage(
@@ -113,6 +170,15 @@ class KeepsBest(Method):
                 best_by="last", decides=True, objective=self.predictor_loss, prepare=self.note_saliency,
             )
         ]  # fmt: skip
+
+    def choose(self, distance: Callable[[Decider], float]) -> None:
+        """Keep the score whose answers are closest to the full model's: `distance` is measured on the dev texts."""
+        found: dict[str, float] = {}
+        for name in CANDIDATES:
+            if name != "attention+table" or self.reads_words:
+                self.scores.pick(name)
+                found[name] = sum(distance(Shortened(self, last)) for last in LAST)
+        self.scores.pick(min(found, key=found.__getitem__))
 
     def note_saliency(self, engine: ReferenceEngine, batches: Batches) -> Notes:
         return saliency_notes(engine, self.task, batches)

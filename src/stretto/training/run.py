@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from stretto.backbones import Backbone
 from stretto.budget.default import set_default
-from stretto.budget.frontier import set_frontier
-from stretto.data import Dataset
+from stretto.budget.frontier import TEXTS, set_frontier
+from stretto.budget.teacher import Teacher
+from stretto.data import Dataset, sample
 from stretto.data.tokenise import Encoded, EncodedDataset, collate
+from stretto.engine.decider import Decider
 from stretto.errors import StrettoError
 from stretto.methods import Combined
 from stretto.methods.base import Stage
@@ -36,7 +38,7 @@ from stretto.saving.place import locked
 from stretto.training.bfloat16 import check_bf16
 from stretto.training.frozen import record_examples, recording_fits
 from stretto.training.learner import Learner
-from stretto.training.material import Material
+from stretto.training.material import BATCH, Material
 from stretto.training.notes import BEST, LabelledBatches, with_notes
 from stretto.training.plan import PLAN, Plan
 from stretto.training.processes import is_main_process, wait_for_all
@@ -125,10 +127,10 @@ def train_stages(
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     if isinstance(model.method, Combined):
-        set_frontier(model, encoded["dev"], progress=progress)
+        set_frontier(model, plan.choosing, seed=plan.arguments["seed"], progress=progress)
     if is_main_process():
         set_default(model, dev_data, plan.fresh, seed=plan.arguments["seed"], progress=progress)
-        model.provenance = plan.provenance()
+        model.provenance = {**plan.provenance(), **model.method.found()}
         model.save_pretrained(output)
         for finished in work.glob("[0-9]-*"):
             shutil.rmtree(finished)
@@ -211,6 +213,8 @@ def run_stage(
     dev = EncodedDataset(encoded["dev"].features, encoded["dev"].labels)
     examples = {"train": material.examples(stage), "dev": dev}
     datasets: dict[str, Any] = {**examples, "train": with_notes(model, stage, examples["train"], folder, progress)}
+    if stage.choose is not None:
+        stage.choose(distance_on(model.eval(), sample(dev_data, TEXTS, arguments["seed"])))
     settings = {**arguments}
     if stage.best_by == "last":
         settings["load_best_model_at_end"] = False
@@ -258,6 +262,18 @@ def run_stage(
         for checkpoint in folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     wait_for_all()
+
+
+def distance_on(model: AdaptiveModel, data: Dataset) -> Callable[[Decider], float]:
+    """A function that runs these texts with a decider: their mean divergence from the full model's answers."""
+    encoded = model.encode(data.texts)
+    teacher = Teacher(model, encoded)
+
+    def distance(decider: Decider) -> float:
+        logits, _ = model.run_features(encoded.features, model.method.dial.off, BATCH, decider=decider)
+        return float(teacher.divergence(logits).mean())
+
+    return distance
 
 
 def keep_best(trainer: StageTrainer, folder: Path, count: int) -> None:
