@@ -17,8 +17,8 @@ from stretto.engine.decider import Decider
 from stretto.engine.decode_block import PackedBlock, few, fill
 from stretto.engine.decode_cache import Memory, Source, source_groups
 from stretto.engine.decode_search import Advance, Beam, Greedy, Search
-from stretto.engine.generation import Generation
 from stretto.engine.decode_token import Token
+from stretto.engine.generation import Generation
 from stretto.engine.linear import step_product
 from stretto.engine.written import DecoderTrace, Ledger, Text
 
@@ -81,7 +81,8 @@ class Writing:
         if self.beams > 1:
             self.sentences, self.row_dials = (each.repeat_interleave(self.beams) for each in (ids, dials))
         self.numbers = torch.arange(len(self.sentences), device=ids.device)
-        self.zeros = torch.zeros_like(self.numbers)
+        self.zeros, self.ones = torch.zeros_like(self.numbers), torch.ones_like(self.numbers)
+        self.none = torch.zeros_like(self.numbers, dtype=torch.bool)
         self.last_block = torch.full_like(self.numbers, self.engine.backbone.n_blocks)
 
     def step(self) -> list[tuple[int, Text]]:

@@ -1,7 +1,7 @@
 """One decoder block for the rows of a step: its weights laid out once, and its products.
 
-At one row a step costs little more than the calls it makes, so calls are what is saved here: keys and values are written
-in one copy, and nothing is gathered while all rows are live.
+In a small model a step costs little more than the calls it makes, so calls are what is saved here: keys and values are
+written in one copy, and nothing is gathered while all rows are live.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class SourceKeys:
         return new if len(new) else None
 
     def write(self, block: int, new: Tensor, lengths: Tensor, made: Tensor) -> None:
-        """Keys and values ([rows, 2, heads, size]) of the sources of the sentences `new` (ascending, their `lengths`)."""
+        """Keys and values ([rows, 2, heads, size]) of the sources, of these lengths, of sentences `new` (ascending)."""
         for group in self.groups:
             inside = (new >= group.first) & (new < group.end)
             of = new[inside] - group.first
@@ -217,7 +217,7 @@ class Memory:
         self.own = like.new_empty(n_blocks, 2, rows, heads, CAPACITY, size)
         """[N, 2, R, heads, capacity, size] keys and values of the rows' own tokens."""
         self.states: Tensor | None = None
-        """[capacity, R, d] for each token its last state: the one it left with. Of the newest token, what it has now."""
+        """[capacity, R, d] the state each token left with; of the newest token what it is now."""
         self.waiting: Tensor | None = None
         """[N, R, capacity] tokens that have no keys and values in a block yet; only where they may leave early."""
         if lazy:

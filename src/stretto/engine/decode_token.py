@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from stretto.engine.decider import ask
 from stretto.engine.decode_block import Live, PackedBlock, few, fill
 from stretto.errors import StrettoError
-from stretto.state import Notes, State, taken
+from stretto.state import State, taken
 
 if TYPE_CHECKING:
     from stretto.engine.decode import Writing
@@ -72,7 +71,7 @@ class Token:
             writing.ledger.spend(state.ids, state.spent)
             state.spent = nothing
         decision.check(state, soft=False)
-        if other := sorted(set(decision.said) - {"freeze"}):
+        if other := sorted(decision.said.keys() - {"freeze"}):
             raise StrettoError(f"Expected 'freeze' in a decoder, got {', '.join(other)}. A token there can only leave.")
         if decision.freeze is not None:
             self._leave(decision.freeze, seen[0] if seen else None)
@@ -81,13 +80,11 @@ class Token:
         """What the decider sees of the live rows; the same one all the way, made smaller where rows leave."""
         if self.state is not None:
             return self.state
-        writing, zeros = self.writing, self.writing.zeros
-        here, none = writing.memory.length, zeros.bool()
-        notes: dict[Hashable, Notes] = {}
+        writing, here = self.writing, self.writing.memory.length
         return State(
             layer=1, point="before", stack="decoder", step=here, rows=self.x, sequence=writing.numbers,
-            position=zeros + here, frozen=none, protected=none, ids=self.numbers, row_ids=writing.numbers,
-            dial=writing.row_dials, lengths=zeros + 1, spent=zeros, notes=notes,
+            position=writing.zeros + here, frozen=writing.none, protected=writing.none, ids=self.numbers,
+            row_ids=writing.numbers, dial=writing.row_dials, lengths=writing.ones, spent=writing.zeros,
         )  # fmt: skip
 
     def _leave(self, leaving: Tensor, logits: Tensor | None) -> None:
@@ -106,8 +103,9 @@ class Token:
         self.live = Live(count, rows, rows if beams == 1 else rows // beams)
         state.ids = self.numbers = state.ids.index_select(0, stay)
         state.dial = state.dial.index_select(0, stay)
-        for name in ("sequence", "position", "frozen", "protected", "lengths", "spent"):  # the same in all rows
-            setattr(state, name, getattr(state, name)[:count])
+        state.sequence, state.position = state.sequence[:count], state.position[:count]
+        state.frozen = state.protected = state.frozen[:count]  # these are the same in all rows
+        state.lengths, state.spent = state.lengths[:count], state.spent[:count]
         for notes in state.notes.values():
             notes.sequences, notes.rows = taken(notes.sequences, stay), taken(notes.rows, stay)
 
@@ -115,7 +113,7 @@ class Token:
         """The rows' logits ([…, V]) are known already: their decider has asked for them."""
         if self.logits is None:
             self.logits = logits.new_empty(self.writing.memory.n_rows, logits.shape[1])
-            self.answered = torch.zeros_like(self.writing.numbers, dtype=torch.bool)
+            self.answered = torch.zeros_like(self.writing.none)
         assert self.answered is not None
         self.logits.index_copy_(0, rows, logits)
         self.answered.index_fill_(0, rows, True)

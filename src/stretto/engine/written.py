@@ -80,7 +80,7 @@ class Ledger:
     """Notes what the steps execute, and counts it at the end: counting at every step would take as long as a block."""
 
     def __init__(self, lengths: Tensor, n_blocks: int, beams: int) -> None:
-        """`lengths` ([S]) are the sources'. All other tensors here hold numbers of sentences, one for each thing done."""
+        """`lengths` ([S]) are the sources'. Most other tensors are numbers of sentences, one for each thing done."""
         self.lengths, self.n_blocks, self.beams = lengths, n_blocks, beams
         self.steps: list[tuple[Tensor, Tensor]] = []
         self.projected: list[list[Tensor]] = [[] for _ in range(n_blocks)]
@@ -110,7 +110,7 @@ class Ledger:
 
     def trace(self) -> DecoderTrace:
         rows = [len(sentences) for sentences, _ in self.steps]
-        sentence, exits = (self._joined(parts) for parts in zip(*self.steps, strict=True)) if rows else (self._none,) * 2
+        sentence, exits = self._pairs(self.steps)
         length = torch.arange(1, len(rows) + 1).repeat_interleave(torch.tensor(rows, dtype=torch.long)).to(exits)
         blocks = torch.arange(1, self.n_blocks + 1, device=exits.device)
         through = (exits.unsqueeze(1) >= blocks).long()  # [rows of all steps, N]
@@ -124,15 +124,15 @@ class Ledger:
             projected=torch.stack([self._count(parts) for parts in self.projected], dim=1),
             source=sources * self.lengths.unsqueeze(1),
             heads=self._count(self.heads),
-            decider_macs=self._sum(self._joined([who for who, _ in self.spent]), self._joined([n for _, n in self.spent])),
+            decider_macs=self._sum(*self._pairs(self.spent)),
         )
 
-    @property
-    def _none(self) -> Tensor:
-        return self.lengths.new_zeros(0)
-
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat([self._none, *parts])
+        """One after another; there may be none."""
+        return torch.cat([self.lengths.new_zeros(0), *parts])
+
+    def _pairs(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return self._joined([first for first, _ in pairs]), self._joined([second for _, second in pairs])
 
     def _count(self, parts: Sequence[Tensor]) -> Tensor:
         """[S] how often each sentence is named."""
