@@ -154,17 +154,18 @@ def server(
     label: Label = None,
     delimiter: Delimiter = None,
     split: Split = None,
-    dial: Annotated[float | None, Option(help="Of stretto's servers; default: the model's own.")] = None,
-    seconds: Annotated[float, Option(min=0.1, help="Of each load.")] = 60.0,
+    dial: Annotated[float | None, Option(help="Dial of stretto's servers; default: the model's own.")] = None,
+    seconds: Annotated[float, Option(min=0.1, help="Seconds of each load.")] = 60.0,
     contenders: Annotated[
-        str, Option(help="Servers, one after the other.")
+        str, Option(help="Servers, one after another.")
     ] = "stretto,wait_for_batch,stretto_int8,huggingface,onnx_int8",
     lengths: Annotated[str, Option(help="short: the texts; mixed: 1 to 16 of them joined.")] = "short,mixed",
     threads: Annotated[int, Option(min=1, help="Cores and threads of each server; the client has another core.")] = 1,
     malformed: Annotated[int, Option(min=0, help="Malformed requests, each to be refused (4xx).")] = 5000,
     seed: Seed = 0,
     json: Annotated[
-        str | None, Option(metavar="[FILE]", help="Keep results here, after every server.", callback=output_file)
+        str | None,
+        Option(metavar="[FILE]", help="Keep results here, after every server; resumes.", callback=output_file),
     ] = None,
 ) -> None:
     """Measure `stretto serve` under load, on this machine, against other ways to serve the same model."""
@@ -184,8 +185,9 @@ def server(
         model, loaded, [each[0] for each in found.texts], [names[int(number)] for number in found.labels or []],
         Path(data).name.partition(".")[0], seconds, threads, seed, malformed,
     )  # fmt: skip
-    place = None if json in (None, STDOUT) else Path(str(json))
-    results = bench_server(bench, words(contenders), words(lengths), place, say)
+    file = results_file(json)
+    with nullcontext() if file is None else keeping(file):
+        results = bench_server(bench, words(contenders), words(lengths), file, say)
     if json == STDOUT:
         write_json(json, results.to_json())
         return
