@@ -7,11 +7,13 @@ import json
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ENVIRONMENT, QUICK, run, stretto
+from commands import QUICK, run, stretto
+from forked import Piped
 from sources import write
 from typer.main import get_command
 
@@ -235,18 +237,20 @@ def test_bad_run_files(text: str, answer: str, tmp_path: Path) -> None:
 
 
 def test_two_nodes_and_one_voice(encoder: Path, data: Path, tmp_path: Path) -> None:
-    """As on two machines: an agent on each, which find each other by address."""
+    """As on two machines, which find each other by address: each process gets what torchrun tells it. (Processes that
+    torchrun itself starts: tests/training/test_training.py.)"""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    place = ["--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1", "--master-port", port]
-    args = ["-m", "stretto", "train", data, "--model", encoder, "--output", tmp_path / "out", *QUICK]
-    nodes = []
-    for rank in range(2):
-        command = [sys.executable, "-m", "torch.distributed.run", *place, "--node-rank", rank, *args]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        nodes.append(subprocess.Popen(list(map(str, command)), env=ENVIRONMENT, **pipes))
-    said = [node.communicate(timeout=300) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(
+                Piped("train", data, "--model", encoder, "--output", tmp_path / "out", *QUICK, environment=each)
+            )
+            for each in (place | {"RANK": str(rank), "LOCAL_WORLD_SIZE": "1"} for rank in range(2))
+        ]
+        said = [(node.stdout.read(), node.stderr.read()) for node in nodes]
+        assert [node.wait() for node in nodes] == [0, 0], said
     assert [stdout.count("Default dial") for stdout, _ in said] == [1, 0]
     assert [stderr.count("no --dev") for _, stderr in said] == [1, 0]
     assert AdaptiveModel.from_pretrained(tmp_path / "out").operating_points

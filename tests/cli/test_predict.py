@@ -8,18 +8,16 @@ import gzip
 import io
 import json
 import signal
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pyarrow.parquet
 import pytest
-from commands import ENVIRONMENT, run
+from commands import run
+from forked import Piped, stretto_child
 from sources import jsonl, write
 
 from stretto import AdaptiveModel, StrettoError
@@ -149,14 +147,7 @@ def test_predict_from_stdin_to_stdout(model: Path) -> None:
 
 def test_answers_stream(model: Path) -> None:
     """Lines are answered while the input is still open, half a batch too; Ctrl-C ends it with 130."""
-    command = [sys.executable, "-m", "stretto", "predict", str(model), "--batch-size", "2"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # a shell that starts the tests in the background lets them, and their children, ignore SIGINT
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, env=ENVIRONMENT, text=True, preexec_fn=heed, **pipes) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stderr
+    with Piped("predict", model, "--batch-size", 2) as process:
         process.stdin.write("one\ntwo\nthree\nfo")
         process.stdin.flush()
         assert [json.loads(process.stdout.readline())["text"] for _ in range(3)] == ["one", "two", "three"]
@@ -240,12 +231,12 @@ def test_what_cannot_be_predicted_or_written(args: list[str], answer: str, model
 
 def test_a_reader_that_has_enough_and_a_full_disk_behind_stdout(model: Path, tmp_path: Path) -> None:
     many = write(tmp_path / "many.jsonl", jsonl(*({"text": "a good film"} for _ in range(2000))))
-    command = f"{sys.executable} -m stretto predict {model} {many}"
-    script = f"set -o pipefail; {command} | head -n 1; echo ${{PIPESTATUS[0]}}; {command} > /dev/full; echo $?"
-    done = subprocess.run(["bash", "-c", script], env=ENVIRONMENT, capture_output=True, text=True)
-    answer, pipe_closed, disk_full = done.stdout.splitlines()
-    assert json.loads(answer)["text"] == "a good film"
-    assert (pipe_closed, disk_full) == ("141", "1")
+    with Piped("predict", model, many) as process:
+        assert json.loads(process.stdout.readline())["text"] == "a good film"
+        process.stdout.close()
+        assert (process.wait(), process.stderr.read()) == (141, "")
+    done = stretto_child("predict", model, many, stdout="/dev/full")
+    assert done.code == 1
     assert done.stderr == (
         "error: Expected to read or write a file, got: No space left on device. "
         "Free some space or choose another place.\n"

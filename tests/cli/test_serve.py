@@ -6,8 +6,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -15,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ENVIRONMENT, run
+from commands import run
+from forked import Piped
 
 from stretto.cli.serve import named
 
@@ -26,10 +25,7 @@ def accepted(address: str) -> int:
 
 
 def test_serves_until_it_is_told_to_stop(model: Path) -> None:
-    command = [sys.executable, "-m", "stretto", "serve", str(model), "--port", "0", "--threads", "1"]
-    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
+    with Piped("serve", model, "--port", 0, "--threads", 1) as process:
         line = process.stderr.readline()
         address = re.search(r"http://127\.0\.0\.1:\d+/", line)
         assert address, line
@@ -54,10 +50,6 @@ def test_serves_until_it_is_told_to_stop(model: Path) -> None:
         assert [len(each) for each in answers] == [32] * 4, "what was accepted is answered"
         assert process.wait(60) == 0, process.stderr.read()
         assert "Traceback" not in process.stderr.read()
-    finally:
-        process.kill()
-        process.stderr.close()
-        process.wait()
 
 
 def test_what_cannot_be_served_says_why(model: Path, tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-from commands import ENVIRONMENT, run
+from commands import run
+from forked import stretto_child
 
 from stretto.cli import app, benches
 from stretto.cli.guard import output_file, output_place
@@ -100,9 +99,7 @@ def test_one_file_for_two_outputs(shared: Path, tmp_path: Path) -> None:
 def test_what_stdin_reads_is_not_overwritten(shared: Path, tmp_path: Path) -> None:
     data = tmp_path / "in.jsonl"
     data.write_text('{"text": "a good film"}\n')
-    command = [sys.executable, "-m", "stretto", "predict", str(shared / "model"), "-", "--output", str(data)]
-    with data.open() as stdin:
-        done = subprocess.run(command, stdin=stdin, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 1
+    done = stretto_child("predict", shared / "model", "-", "--output", data, stdin=str(data))
+    assert done.code == 1
     assert "Expected an output that is not the input" in done.stderr
     assert data.read_text() == '{"text": "a good film"}\n'
