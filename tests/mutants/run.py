@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
-from listed import ROOT, SOURCE, SUMMARY, Mutant, mutants  # noqa: E402
+from listed import ROOT, SUMMARY, Mutant, mutants  # noqa: E402
 from swap import swap  # noqa: E402
 
 #: Loaded once, not by every child.
@@ -84,7 +84,8 @@ class Several(FirstFailure):
                 os._exit(0)
             outcome, failed = outcome_of(child, self.path)
             if outcome in ("failed", "timeout"):
-                write(self.listed, {mutant.key: row_of(mutant, outcome, failed, began)})
+                row = row_of(mutant, outcome, failed, began, digest_of(mutant, self.source.parent))
+                write(self.listed, {mutant.key: row})
         return True
 
 
@@ -101,7 +102,7 @@ def in_child(source: Path, tests: Sequence[str], log: Path, plugin: FirstFailure
             stream = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
             for number in (1, 2):
                 os.dup2(stream, number)
-            os.chdir(ROOT)
+            os.chdir(source.parent)
             sys.path[:0] = [str(source)]
             os.environ["PYTHONPATH"] = str(source)
             os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some take seconds to load
@@ -134,10 +135,10 @@ def outcome_of(child: int, failure: Path) -> tuple[str, str]:
     return "not run", ""  # no test was chosen, or pytest itself failed
 
 
-def digest_of(mutant: Mutant) -> str:
+def digest_of(mutant: Mutant, root: Path) -> str:
     """What a result depends on: the mutant, its file, its tests."""
-    files = [ROOT / argument.partition("::")[0] for argument in mutant.tests]
-    texts = [mutant.apply(SOURCE), *mutant.tests]
+    files = [root / argument.partition("::")[0] for argument in mutant.tests]
+    texts = [mutant.apply(root / "src"), *mutant.tests]
     for path in files:
         some = sorted(path.rglob("test_*.py")) if path.is_dir() else [path] if path.is_file() else []
         texts += [file.read_text(encoding="utf-8") for file in some]
@@ -146,7 +147,7 @@ def digest_of(mutant: Mutant) -> str:
 
 def try_out(mutant: Mutant, source: Path, place: Path) -> dict[str, Any]:
     """Apply a mutant to the copy, run its tests on a fresh import, restore the copy."""
-    path = source / "stretto" / mutant.file
+    path, digest = source / "stretto" / mutant.file, digest_of(mutant, source.parent)
     before, changed = path.read_text(encoding="utf-8"), mutant.apply(source)
     began = time.monotonic()
     path.write_text(changed, encoding="utf-8")
@@ -154,10 +155,10 @@ def try_out(mutant: Mutant, source: Path, place: Path) -> dict[str, Any]:
         outcome, failed = in_child(source, mutant.tests, place / "mutant.log", FirstFailure(place / "failed"))
     finally:
         path.write_text(before, encoding="utf-8")
-    return row_of(mutant, outcome, failed, began)
+    return row_of(mutant, outcome, failed, began, digest)
 
 
-def row_of(mutant: Mutant, outcome: str, failed: str, began: float) -> dict[str, Any]:
+def row_of(mutant: Mutant, outcome: str, failed: str, began: float, digest: str) -> dict[str, Any]:
     result = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
     return {
         "mutant": mutant.key,
@@ -165,12 +166,12 @@ def row_of(mutant: Mutant, outcome: str, failed: str, began: float) -> dict[str,
         **({"by": failed} if failed else {}),
         **({"explained": mutant.explained} if result == "survived" and mutant.explained else {}),
         "seconds": round(time.monotonic() - began, 1),
-        "digest": digest_of(mutant),
+        "digest": digest,
     }
 
 
-def is_known(mutant: Mutant, rows: dict[str, dict[str, Any]]) -> bool:
-    return rows.get(mutant.key, {}).get("digest") == digest_of(mutant)
+def is_known(mutant: Mutant, root: Path) -> bool:
+    return known().get(mutant.key, {}).get("digest") == digest_of(mutant, root)
 
 
 def known() -> dict[str, dict[str, Any]]:
@@ -204,9 +205,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.all:
         SUMMARY.unlink(missing_ok=True)
-    listed, before = mutants(), known()
+    listed = mutants()
     wanted = [mutant for mutant in listed if any(part in mutant.key for part in options.only)]
-    wanted = [mutant for mutant in wanted if not is_known(mutant, before)]
+    wanted = [mutant for mutant in wanted if not is_known(mutant, ROOT)]
     groups: dict[tuple[str, ...], list[Mutant]] = {}
     for mutant in wanted:
         groups.setdefault(mutant.tests, []).append(mutant)
@@ -216,7 +217,9 @@ def main() -> None:
     failing = []
     with tempfile.TemporaryDirectory() as folder, tqdm(total=len(wanted), unit="mutant") as bar:
         place, source = Path(folder), Path(folder) / "src"
-        shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        for part in ("src", "tests"):
+            shutil.copytree(ROOT / part, place / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copy(ROOT / "pyproject.toml", place)
         # by content: a mutant may have the size and the second of the file before
         compileall.compile_dir(source, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
         for tests, group in groups.items():
@@ -224,7 +227,7 @@ def main() -> None:
             outcome, failed = in_child(source, tests, place / "unchanged.log", FirstFailure(place / "failed"))
             if outcome == "passed":
                 in_child(source, tests, place / "several.log", Several(place / "failed", group, source, listed))
-                for mutant in [each for each in group if not is_known(each, known())]:
+                for mutant in [each for each in group if not is_known(each, place)]:
                     write(listed, {mutant.key: try_out(mutant, source, place)})
             else:  # they tell nothing of a mutant
                 failing.append(f"{' '.join(tests)} ({outcome}: {failed})")

@@ -220,6 +220,7 @@ def test_halting_depth_is_a_quantile() -> None:
     logits = log(0.5, 0.3, 0.2).double().expand(5, 3)
     quantiles = torch.tensor([0.0, 0.4, 0.6, 0.9, 1.0], dtype=torch.float64)
     assert depth_at_quantile(logits, quantiles).tolist() == [1, 1, 2, 3, 3]
+    assert depth_at_quantile(torch.zeros(1, 4), torch.tensor([0.5])).tolist() == [2]  # just reached is enough
 
 
 def test_halting_decides_once() -> None:
@@ -255,6 +256,15 @@ def test_lte_targets_and_alternation() -> None:
     noted = Targets(torch.tensor([1]), notes={"text_wrongness": torch.tensor([[0.25, 0.5]])})
     told = dataclasses.replace(forward(*exits), targets=noted)
     assert alone.objective(told).item() == pytest.approx((0.25**2 + 0.0**2) / 2)
+
+
+def test_the_predictor_of_lte_teaches_the_backbone_nothing() -> None:
+    method = METHODS["lte"](METHODS["lte"].Config(), SHAPE, TASK)
+    read = forward([[0.0, 1.0]], [[1.0, 0.0]], [[0.0, 1.0]])
+    pooled = torch.ones_like(read.pooled, requires_grad=True)
+    method.predictor_loss(dataclasses.replace(read, pooled=pooled)).backward()
+    assert method.predictor.weight.grad is not None
+    assert pooled.grad is None
 
 
 def test_lte_leaves_where_little_error_is_expected() -> None:
