@@ -67,25 +67,30 @@ class FirstFailure:
 
 
 class Several(FirstFailure):
-    """Loads and collects tests once, and runs them in a child for each mutant, whose code is exchanged there."""
+    """Loads and collects tests once. Runs them in a child without a mutant, and, if they pass, in one for each mutant,
+    whose code is exchanged there."""
 
     def __init__(self, path: Path, group: Sequence[Mutant], source: Path, listed: Sequence[Mutant]) -> None:
         super().__init__(path)
         self.group, self.source, self.listed = group, source, listed
 
-    def pytest_runtestloop(self) -> bool | None:
-        for mutant in self.group:
+    def pytest_runtestloop(self, session: Any) -> bool | None:
+        for mutant in (None, *self.group):
             began = time.monotonic()
             self.path.unlink(missing_ok=True)
             if (child := os.fork()) == 0:
                 resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST))
-                if swap(mutant, self.source):
+                if mutant is None or swap(mutant, self.source):
                     return None  # the tests run
                 os._exit(0)
             outcome, failed = outcome_of(child, self.path)
-            if outcome in ("failed", "timeout"):
+            if mutant is None and outcome != "passed":
+                session.shouldfail = f"{outcome} without a mutant"
+                return True
+            if mutant is not None and outcome in ("failed", "timeout"):
                 row = row_of(mutant, outcome, failed, began, digest_of(mutant, self.source.parent))
                 write(self.listed, {mutant.key: row})
+        self.path.unlink(missing_ok=True)
         return True
 
 
@@ -224,9 +229,9 @@ def main() -> None:
         compileall.compile_dir(source, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
         for tests, group in groups.items():
             bar.set_description(group[0].file)
-            outcome, failed = in_child(source, tests, place / "unchanged.log", FirstFailure(place / "failed"))
+            plugin = Several(place / "failed", group, source, listed)
+            outcome, failed = in_child(source, tests, place / "several.log", plugin)
             if outcome == "passed":
-                in_child(source, tests, place / "several.log", Several(place / "failed", group, source, listed))
                 for mutant in [each for each in group if not is_known(each, place)]:
                     write(listed, {mutant.key: try_out(mutant, source, place)})
             else:  # they tell nothing of a mutant

@@ -60,15 +60,16 @@ const ticks = (low, high) => {
   for (let value = Math.ceil(low / step) * step; value <= high; value += step) found.push(+value.toFixed(6));
   return found;
 };
-const frame = (parent, title, xName, yName, xs, ys) => {
+const frame = (parent, title, xName, yName, xs, ys, names) => {
   const figure = parent.appendChild(document.createElement("figure"));
   figure.appendChild(document.createElement("figcaption")).textContent = title;
   const svg = node("svg", {width: W, height: H, role: "img", "aria-label": title}, figure);
   const [x0, x1] = xs, [y0, y1] = ys;
   const x = v => M.l + (v - x0) / (x1 - x0) * (W - M.l - M.r);
   const y = v => H - M.b - (v - y0) / (y1 - y0) * (H - M.t - M.b);
-  for (const u of ticks(x0, x1))
-    node("text", {x: x(u), y: H - M.b + 14, "text-anchor": "middle"}, svg).textContent = u;
+  const marked = names ? names.map((name, i) => [i + .5, name]) : ticks(x0, x1).map(u => [u, u]);
+  for (const [u, name] of marked.filter((_, i) => i % Math.ceil(marked.length / 12) === 0))
+    node("text", {x: x(u), y: H - M.b + 14, "text-anchor": "middle"}, svg).textContent = name;
   for (const v of ticks(y0, y1)) {
     node("line", {x1: M.l, x2: W - M.r, y1: y(v), y2: y(v), stroke: "#eee"}, svg);
     node("text", {x: M.l - 5, y: y(v) + 4, "text-anchor": "end"}, svg).textContent = v;
@@ -104,17 +105,18 @@ const curves = (part, parent, title, xName, lines) => {
         "stroke-width": 1.3, "stroke-dasharray": line.hollow ? "5 3" : ""}, group);
     for (const p of shown) {
       if (p[3]) node("line", {x1: x(p[0]), x2: x(p[0]), y1: y(Math.max(p[1] - p[3], lowest)), y2: y(p[1] + p[3]),
-        stroke: line.colour, opacity: .5}, group);
+        stroke: line.colour, opacity: .3}, group);
       hover(mark(group, x(p[0]), y(p[1]), shown.length > 8 ? 2.6 : 4, line), p[2]);
     }
   }
 };
+const isAtEnd = counts => counts.slice(0, -1).every(count => count === 0);
 const bars = (parent, title, xName, names, counts, colour) => {
   const ends = [0, Math.max(1, ...counts)];
-  const {svg, x, y} = frame(parent, title, xName, "texts", [0, counts.length], ends);
+  const {svg, x, y} = frame(parent, title, xName, "texts", [0, counts.length], ends, names);
   counts.forEach((count, i) => {
     const place = {x: x(i + .1), width: x(.8) - x(0), y: y(count), height: y(0) - y(count)};
-    hover(node("rect", {...place, fill: colour}, svg), names[i] + ": " + count + " texts");
+    hover(node("rect", {...place, fill: colour}, svg), `${xName}: ${names[i]}\n${count} texts`);
   });
 };
 for (const part of DATA) {
@@ -138,9 +140,9 @@ for (const part of DATA) {
   for (const h of part.histograms) {
     const layers = h.depth.map((_, i) => i + 1);
     bars(histograms, `${h.row}: layers run (dial ${h.dial})`, "layers", layers, h.depth, h.colour);
-    if (h.left[h.left.length - 1] < h.left.reduce((a, b) => a + b, 0))
-      bars(histograms, `${h.row}: tokens left at the end`, "tenths of the input's tokens",
-        h.left.map((_, i) => `${10 * i}–${10 * i + 10} %`), h.left, h.colour);
+    if (!isAtEnd(h.left))
+      bars(histograms, `${h.row}: tokens left at the end`, "% of the input's tokens",
+        h.left.map((_, i) => `${10 * i}–${10 * i + 10}`), h.left, h.colour);
   }
 }
 """
@@ -200,7 +202,12 @@ def section(name: str, seeds: Sequence[Group], part: Mapping[str, Any], texts: M
             "model's score at cost c gives 1 − c.</p>",
             html_table([{"row": row, "hypervolume": mean(values, 3)} for row, values in volumes]),
         ]
-    heading = "<h3>Depth and length</h3>" if any(row.answers for row in first.rows.values()) else ""
+    heading = ""
+    if any(row.answers for row in first.rows.values()):
+        heading = (
+            "<h3>Depth and length</h3><p>At the default dial, the cheapest within a point of the dial off on the dev "
+            "data. Rows that run all layers for all tokens there are left out.</p>"
+        )
     parts.append(f'{heading}<div class="histograms plots"></div>')
     agreed = part.get("agreement", {"rows": []})
     if agreed["rows"]:
@@ -240,7 +247,7 @@ def drawn(name: str, seeds: Sequence[Group], looks: Mapping[str, Mapping[str, An
                 costs.append({**drawing, "points": marks})
             for where, points in timed_marks(row, dtype).items():
                 times.setdefault(where, []).append({**drawing, "points": points})
-        if row.answers:
+        if row.answers and any(sum(row.answers[kind][:-1]) for kind in ("depth", "left")):
             histograms.append({**look, **row.answers})
     full = statistics.mean(100 * group.full_score for group in seeds)
     return {
