@@ -85,8 +85,7 @@ class Several(FirstFailure):
                 os._exit(0)
             outcome, failed = outcome_of(child, self.path)
             if mutant is None and outcome != "passed":
-                session.shouldfail = f"{outcome} without a mutant"
-                return True
+                raise session.Failed(f"{outcome} without a mutant")
             if mutant is not None and outcome in ("failed", "timeout"):
                 row = row_of(mutant, outcome, failed, began, digest_of(mutant, self.source.parent))
                 write(self.listed, {mutant.key: row})
