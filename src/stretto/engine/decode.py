@@ -95,7 +95,7 @@ class Writing:
         for block in self.engine.blocks:
             if block.number and self.listens:
                 token.ask(block.number)
-            if not token.live.count:
+            if not token.live.n_rows:
                 break
             token.through(block, bias)
         logits, exits = token.answers(), token.exits

@@ -23,11 +23,11 @@ from stretto.engine.parts import rounded
 class Live(NamedTuple):
     """The rows that come to a block."""
 
-    count: int
+    n_rows: int
     rows: Tensor | None
-    """[count] ascending indices; None: all rows there are."""
+    """[n_rows] ascending indices; None: all rows there are."""
     sentences: Tensor | None
-    """[count] the sentence of each (its index among those that are being written); None: all rows of all."""
+    """[n_rows] the sentence of each (its index among those that are being written); None: all rows of all."""
 
 
 class PackedBlock:
@@ -63,7 +63,7 @@ class PackedBlock:
     ) -> Tensor:
         """[M, d] -> [M, d], the live rows first. `missing` is as `Memory.missing` says; `bias` is [1, heads, 1, n],
         added to the scores of their n tokens."""
-        before, count = self.pre_norm, live.count
+        before, count = self.pre_norm, live.n_rows
         context = self._attend(self.attention_norm(x) if before else x, live, memory, missing, bias)
         x = self.attention_output(fill(context, x.shape[0]), x)
         x = x if before else self.attention_norm(x)

@@ -35,20 +35,20 @@ class Token:
         if (new := memory.source.new(number, self.live.sentences)) is not None:
             block.project_source(memory, writing.source, new)
             writing.ledger.project_source(number, writing.ids[new])
-        missing = memory.missing(number, self.live.rows, self.live.count)
+        missing = memory.missing(number, self.live.rows, self.live.n_rows)
         writing.ledger.project(number, self.numbers if missing is None else writing.sentences[missing[0]])
         self.x = block(self.x, self.live, memory, missing, bias)
 
     def keep(self) -> Tensor:
         """Write down what the live rows are now: [R, d] of all rows, those that have left as they left."""
-        memory, rows, live = self.writing.memory, self.live.rows, self.x[: self.live.count]
+        memory, rows, live = self.writing.memory, self.live.rows, self.x[: self.live.n_rows]
         assert memory.states is not None
         states = memory.states[memory.length]
         return states.copy_(live) if rows is None else states.index_copy_(0, rows, live)
 
     def ask(self, block: int) -> None:
         """Let the decider say which rows go no further than the blocks below `block` (from 0)."""
-        writing, live = self.writing, self.x[: self.live.count]
+        writing, live = self.writing, self.x[: self.live.n_rows]
         self.keep()
         state = self.state = self._state()
         seen: list[Tensor] = []
@@ -92,7 +92,7 @@ class Token:
         state, beams = self.state, self.writing.beams
         stay = (~leaving).nonzero().squeeze(1)
         count = stay.shape[0]
-        if count == self.live.count:
+        if count == self.live.n_rows:
             return
         assert state is not None
         if logits is not None:
@@ -128,7 +128,7 @@ class Token:
         writing = self.writing
         if self.live.rows is None:
             writing.ledger.read(self.numbers)
-            return writing.engine.logits(self.x[: self.live.count])
+            return writing.engine.logits(self.x[: self.live.n_rows])
         left = self.keep()
         if self.logits is None or self.answered is None:
             writing.ledger.read(writing.sentences)
