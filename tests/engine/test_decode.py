@@ -164,7 +164,8 @@ def test_lazy_keys_give_the_texts_of_copied_states(family: str, beams: int, asks
 def test_the_ledger_counts_what_was_executed(decider: Any, beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no padding (sources of one length, rows not rounded up) every multiply-add is in the trace."""
     monkeypatch.setattr("stretto.engine.decode_block.rounded", lambda matrix: matrix)
-    monkeypatch.setattr("stretto.engine.decode.few", lambda rows: rows)
+    for place in ("decode", "decode_token", "decode_block"):
+        monkeypatch.setattr(f"stretto.engine.{place}.few", lambda rows: rows)
     engine = engine_for("t5-gated")
     source = encoded(engine.backbone.model, random_source((6, 6, 6)))
     with FlopCounterMode(display=False, custom_mapping=CPU_FORMULAS) as counter:

@@ -93,7 +93,7 @@ class PackedBlock:
             row, position = missing
             waiting = memory.states[position, row]  # [P, d], those of the newest tokens among them
             waiting = self.attention_norm(waiting) if self.pre_norm else waiting
-            made = self.key_value(rounded(waiting))[: len(row)].view(-1, 2, heads, size)
+            made = self.key_value(fill(waiting, few(row.shape[0])))[: row.shape[0]].view(-1, 2, heads, size)
             own[:, row, :, position] = made
             q = self.query(read)[:count].view(count, heads, size)
         kv = own[:, :, :, : here + 1]
