@@ -72,4 +72,4 @@ def test_unknown_formats(version: object, tmp_path: Path) -> None:
 def test_settings_that_are_gone_are_passed_over() -> None:
     config = {"unlabelled": "texts.txt", "penalty": 0.1}
     settings = {"format": 2, "method": "depth_reconstruction", "config": config, "points": []}
-    assert migrations.to_current(settings)["config"] == {"penalty": 0.1}
+    assert migrations.to_current(settings)["config"] == {"penalty": 0.1, "special": "full"}
