@@ -168,6 +168,8 @@ def test_what_is_not_json_is_refused(client: TestClient) -> None:
     assert text.status_code == 422 and "content-type: application/json" in text.json()["error"]
     kind = {"content-type": "application/json; charset=utf-8"}
     assert client.post("/predict", content=b'{"inputs": "a"}', headers=kind).status_code == 200
+    endless = client.post("/predict", content=(b'"' * 5000 for _ in range(9)), headers=kind)  # no content-length
+    assert endless.status_code == 413 and "at most 20000 bytes" in endless.json()["error"]
     for body in (b'{"inputs": "a"', b"\xff", b"", b"[" * 90_000, b'{"inputs": 1}'):
         refused = client.post("/predict", content=body, headers=kind)
         assert refused.status_code in (413, 422) and refused.json()["error"].startswith(("body", "Expected")), body[:20]

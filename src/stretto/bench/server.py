@@ -231,8 +231,12 @@ async def measure(
     if server.name == "stretto" and first and bench.malformed:
         wrong = [Question(raw) for _, raw in malformed(bench.malformed, bench.seed)]
         await phase("malformed", None, Client(server.port, keep=False).closed_loop(wrong, CLIENTS, None))
-        if server.get("/health") != {"status": "ok"} or b"Traceback" in server.log.read_bytes():
-            raise StrettoError("Expected a healthy server after malformed requests, got another. Its log says why.")
+        log = server.log.read_text(errors="replace")
+        if server.get("/health") != {"status": "ok"} or "Traceback" in log:
+            raise StrettoError(
+                f"Expected a healthy server after malformed requests, got this in its log: {log[-2000:]}. "
+                "This is a bug, please report it."
+            )
     return loads, points
 
 

@@ -36,4 +36,5 @@ def export(
     write_json(json, contract)
     if json != STDOUT:
         say(f"wrote {counted(len(contract['graphs']), 'graph')} and the tokenizer to {onnx}; largest difference of "
-            f"a logit from stretto's own: {contract['largest_difference']:.1e}")  # fmt: skip
+            f"a logit from stretto's own: {contract['largest_difference']:.1e}; "
+            f"{contract['same_depth']:.0%} of random texts left at the same layer")  # fmt: skip

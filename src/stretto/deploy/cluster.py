@@ -93,6 +93,7 @@ def connect(address: str) -> Any:
     import ray
     import ray.data
 
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # else it reports every plan on stderr
     try:
         dashboard = False if address == LOCAL else None
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)

@@ -21,6 +21,7 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from stretto import __version__
 from stretto.deploy.gate import Gate
@@ -169,6 +170,8 @@ class PredictRoute(APIRoute):
                 )
             try:
                 body = PredictRequest.model_validate_json(await request.body())
+            except ClientDisconnect:
+                raise ClientGone from None
             except ValidationError as error:
                 found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_input=False)]
                 raise RequestValidationError(found) from None
@@ -345,7 +348,8 @@ def add_errors(app: FastAPI) -> None:
     async def other(request: Request, error: HTTPException) -> JSONResponse:
         kind, why = CODES.get(error.status_code, "Validation").split(":")[0], str(error.detail)
         if error.status_code == 404:
-            why = f"Expected a route of this server, got '{request.url.path:.60}'. /openapi.json lists them."
+            path = request.scope["path"]
+            why = f"Expected a route of this server, got '{path:.60}'. /openapi.json lists them."
         elif error.status_code == 405:
             why = f"Expected another HTTP method here, got {request.method:.20}. The header 'allow' names it."
         return JSONResponse({"error": why, "error_type": kind}, error.status_code, error.headers)
