@@ -205,16 +205,12 @@ def test_full_queue_and_stopping() -> None:
         assert client.get("/health").status_code == 503
 
 
-def test_clients_that_left_are_dropped(app: FastAPI, client: TestClient) -> None:
-    """At the level of ASGI: the client disconnects while its text waits."""
-    scheduler = app.state.server.served["reviews"].scheduler
-    admit, scheduler._admit = scheduler._admit, list
-    body = json.dumps({"inputs": "a film"}).encode()
-    messages = iter([{"type": "http.request", "body": body}, {"type": "http.disconnect"}])
-    sent = []
+def status_of(app: FastAPI, *messages: dict[str, Any]) -> int:
+    """At the level of ASGI: the answer to a client of `/predict` that sends this."""
+    left, sent = iter(messages), []
 
     async def receive() -> Any:
-        return next(messages)
+        return next(left)
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -223,9 +219,24 @@ def test_clients_that_left_are_dropped(app: FastAPI, client: TestClient) -> None
         "type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict", "query_string": b"",
         "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http", "root_path": "",
     }  # fmt: skip
+    asyncio.run(app(scope, receive, send))
+    return int(sent[0]["status"])
+
+
+GONE = {"type": "http.disconnect"}
+
+
+def test_a_client_that_leaves_before_its_body_is_complete(app: FastAPI, client: TestClient) -> None:
+    assert status_of(app, {"type": "http.request", "body": b'{"inputs', "more_body": True}, GONE) == 499
+
+
+def test_clients_that_left_are_dropped(app: FastAPI, client: TestClient) -> None:
+    """The client disconnects while its text waits."""
+    scheduler = app.state.server.served["reviews"].scheduler
+    admit, scheduler._admit = scheduler._admit, list
     try:
-        asyncio.run(app(scope, receive, send))
-        assert sent[0]["status"] == 499
+        body = json.dumps({"inputs": "a film"}).encode()
+        assert status_of(app, {"type": "http.request", "body": body}, GONE) == 499
         assert all(entry[2].future.cancelled() for entry in scheduler._queue)
     finally:
         scheduler._admit = admit
