@@ -107,6 +107,8 @@ class Load(Record):
     p95_ms: float | None = None
     p99_ms: float | None = None
     refusal_p99_ms: float | None = None
+    cpu_ms: float | None = None
+    """CPU time of the server per answer."""
     late_p99_ms: float | None = None
     """How late the client sent a request: if this is large, the client was the limit and not the server."""
 

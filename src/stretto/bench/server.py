@@ -156,6 +156,13 @@ class Running:
 
         return float(psutil.Process(self.process.pid).memory_info().rss / 2**20)
 
+    def cpu(self) -> float:
+        """Seconds of CPU time so far."""
+        import psutil
+
+        times = psutil.Process(self.process.pid).cpu_times()
+        return float(times.user + times.system)
+
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
             return json.load(answer)
@@ -242,7 +249,7 @@ async def measure(
 
 async def watched(server: Running, name: str, rate: float | None, work: Any) -> Load:
     """One phase, with the most memory that the server took in it."""
-    most, ended = server.memory(), False
+    most, ended, cpu = server.memory(), False, server.cpu()
 
     async def watch() -> None:
         nonlocal most
@@ -252,7 +259,7 @@ async def watched(server: Running, name: str, rate: float | None, work: Any) -> 
 
     watching = asyncio.create_task(watch())
     measured: Measured = await work
-    ended = True
+    ended, cpu = True, server.cpu() - cpu
     await watching
     replies = measured.replies
     answered = [reply for reply in replies if reply.status == 200]
@@ -268,6 +275,7 @@ async def watched(server: Running, name: str, rate: float | None, work: Any) -> 
         wrong=sum(reply.question.expected not in (None, reply.label) for reply in answered),
         throughput=len(answered) / measured.seconds, p50_ms=quantile(times, 0.5), p95_ms=quantile(times, 0.95),
         p99_ms=quantile(times, 0.99), refusal_p99_ms=quantile(refusals, 0.99), memory_mb=round(most, 1),
+        cpu_ms=round(1000 * cpu / len(answered), 3) if answered else None,
         late_p99_ms=quantile(sorted(1000 * reply.late for reply in replies), 0.99),
     )  # fmt: skip
 

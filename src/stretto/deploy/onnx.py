@@ -216,7 +216,9 @@ def quantise(path: Path) -> None:
     del model.graph.value_info[:]  # the exporter's shapes contradict the quantiser's
     with quiet_exporter():
         quant_pre_process(model, prepared, skip_symbolic_shape=True, skip_optimization=True)
-        quantize_dynamic(prepared, path, weight_type=QuantType.QInt8)
+        quantize_dynamic(
+            prepared, path, weight_type=QuantType.QInt8, per_channel=True
+        )  # one scale for all is too coarse
     prepared.unlink()
 
 
