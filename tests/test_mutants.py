@@ -1,4 +1,4 @@
-"""The list of mutants (`tests/mutants`): it fits the source, and every survivor is explained. `make mutants` runs them."""
+"""The list of mutants (`tests/mutants`): it fits the source, and survivors are explained. `make mutants` runs them."""
 
 from __future__ import annotations
 
