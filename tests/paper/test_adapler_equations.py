@@ -113,6 +113,29 @@ def test_what_leaves_early_weighs_most() -> None:
     assert abs(divergence - (1 * kl[0] + 2 * kl[1] + 3 * kl[2] + 4 * kl[3])) > 1e-2
 
 
+def test_what_has_faded_stays_faded() -> None:
+    """The tokens of a layer are Σ_i exp(m_i), m_i the sum of all layers so far."""
+    method, engine = method_on()
+    with torch.no_grad():
+        for parameter in method.predictors.parameters():
+            parameter.normal_(std=0.5)
+    removed, decide = [], method.decide
+
+    def watched(state: State) -> Any:
+        decision = decide(state)
+        removed.append(decision.attention_bias)
+        return decision
+
+    method.decide = watched  # type: ignore[method-assign]
+    fading = Fading(method.steepness(0.0), method.eta.detach(), torch.ones(4))
+    with torch.no_grad():
+        training_batch(method, engine).run(0.0, context=fading)
+    for below, tokens in zip(torch.stack(removed).cumsum(dim=0), fading.tokens, strict=True):
+        expected = torch.stack([sequence.exp().sum() for sequence in below.split(LENGTHS)])
+        torch.testing.assert_close(tokens, expected)
+    assert (fading.tokens[-1] < fading.tokens[0] - 0.1).any()
+
+
 def test_the_fine_tuned_model_teaches_in_both_stages() -> None:
     method, engine = method_on(AdapLeRConfig(eta=0.8, gamma=0.0, phi=0.0, distil=0.5))
     plain = training_batch(method, engine)

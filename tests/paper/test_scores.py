@@ -19,7 +19,7 @@ from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Shape, Targets, TrainingBatch
-from stretto.methods.contribution import saliency_notes
+from stretto.methods.contribution import ContributionPredictors, saliency_notes
 from stretto.methods.length_adaptive import FixedLengths
 from stretto.methods.saliency import saliency
 from stretto.methods.scores import CANDIDATES, LAST, KeepsBest, Shortened, association
@@ -101,6 +101,19 @@ def test_length_drop_trains_with_the_score_it_serves_with(name: str, select: str
         other = engine.run(inputs, make(name, backbone, select="attention"), dial)
     torch.testing.assert_close(served.logits, trained.logits)
     assert not torch.allclose(served.logits, other.logits, atol=1e-4)
+
+
+def test_every_layer_asks_its_own_predictor_and_only_who_is_asked_pays() -> None:
+    predictors = ContributionPredictors(SHAPE, size=2)
+    with torch.no_grad():
+        for parameter in predictors.parameters():
+            parameter.zero_()
+        for number, predictor in enumerate(predictors, start=1):
+            predictor[-1].bias.fill_(number)
+    for layer in (1, 2, 3):
+        state = ragged_state([0.5, 0.5], [1.0], layer=layer)
+        assert predictors.ask(state, torch.tensor([True, False])).tolist() == [layer, layer, 0]
+        assert state.spent.tolist() == [2 * (4 + 1) * 2, 0]
 
 
 def test_predictors_learn_the_saliency_of_every_layer() -> None:
