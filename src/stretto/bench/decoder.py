@@ -148,7 +148,8 @@ class DecoderBench:
     def pool(self, batch: int) -> list[Inputs]:
         """Sentences of one length: padding is nobody's excuse."""
         generator = torch.Generator().manual_seed(self.seed)
-        ids = torch.randint(2, self.model.config.pad_token_id, (max(1, TIMED // batch), batch, SOURCE), generator=generator)
+        shape = (max(1, TIMED // batch), batch, SOURCE)
+        ids = torch.randint(2, self.model.config.pad_token_id, shape, generator=generator)
         ids[..., -1] = self.model.config.eos_token_id
         return [Inputs(part, torch.ones_like(part)) for part in ids]
 
