@@ -216,9 +216,8 @@ def quantise(path: Path) -> None:
     del model.graph.value_info[:]  # the exporter's shapes contradict the quantiser's
     with quiet_exporter():
         quant_pre_process(model, prepared, skip_symbolic_shape=True, skip_optimization=True)
-        quantize_dynamic(
-            prepared, path, weight_type=QuantType.QInt8, per_channel=True
-        )  # one scale for all is too coarse
+        # one scale per channel: with one per matrix many texts leave at another layer
+        quantize_dynamic(prepared, path, weight_type=QuantType.QInt8, per_channel=True)
     prepared.unlink()
 
 
