@@ -20,7 +20,13 @@ from stretto.engine.packed import PackedEngine
 from stretto.engine.reference import ReferenceEngine, undisturbed_bias
 from stretto.errors import StrettoError
 from stretto.methods import METHODS, Shape
-from stretto.methods.depth_mi import equal_width_depths, mutual_information, reversed_depths, towards
+from stretto.methods.depth_mi import (
+    chance_or_less,
+    equal_width_depths,
+    mutual_information,
+    reversed_depths,
+    towards,
+)
 from stretto.methods.pooled_head import PooledHead
 from stretto.methods.word_counts import presence
 from stretto.state import Decision, Inputs
@@ -75,9 +81,18 @@ def test_words_without_information_set_the_width_of_the_bins() -> None:
     information = torch.tensor([1.0, math.exp(-3.1), 0.0])
     assert equal_width_depths(information, 4, math.exp(-4)).tolist() == [1, 4, 4]
     assert equal_width_depths(information, 4, math.exp(-12)).tolist() == [1, 2, 4]
-    for wrong in (0.0, 1.0, -1e-9):
-        with pytest.raises(StrettoError, match=r"Expected least_information in \(0, 1\), got"):
+    for wrong in (1.0, -1e-9):
+        with pytest.raises(StrettoError, match=r"Expected least_information in \[0, 1\), got"):
             tiny_model("depth_mi", least_information=wrong)
+
+
+def test_the_least_information_follows_from_the_direction() -> None:
+    """Deep: what a word has by chance. 8 texts, ε = 1/8: only the word that marks a label goes deep."""
+    assert chance_or_less("shallow", 1000) == 1e-12 and chance_or_less("deep", 1000) == 1e-3
+    information = mutual_information(torch.tensor([[4, 0], [1, 0], [2, 2]]), torch.tensor([4, 4]), 0.1)
+    bins = {each: equal_width_depths(information, 4, chance_or_less(each, 8)).tolist() for each in ("deep", "shallow")}
+    assert reversed_depths(torch.tensor(bins["deep"]), 4).tolist() == [4, 1, 1]
+    assert bins["shallow"] == [1, 1, 4]  # any information is enough to be shallow
 
 
 def test_training_freezes_words_where_it_is_told_to() -> None:

@@ -19,7 +19,9 @@ Differs from the paper:
   through all layers, as published). For regression, labels are first sorted into bins of equal size.
 - The paper does not define the depth of words without information (equally frequent with each label), whose logarithm
   is infinite. Here they have the information ε. They are at one end of the scale, so ε decides the depths of all
-  other words, and with them the cost.
+  other words, and with them the cost. In the direction 'shallow' it is very small, so that words with any information
+  are shallow. In the direction 'deep' it is about what a word has by chance, 1 / n of n training texts, so that only
+  words with more go deep.
 - Training starts from a fine-tuned model, and some texts run in full, so that the model's own head keeps its quality.
   It answers with the dial off; the pooled head answers with the dial on.
 - The optimizer is the same as for all methods here.
@@ -41,7 +43,7 @@ from torch import Tensor
 from stretto.engine.reference import ReferenceEngine
 from stretto.methods.base import Batches, Dial, Notes, Shape, Stage
 from stretto.methods.depths import WordDepthConfig, WordDepths
-from stretto.methods.settings import Positive, Range, TrueShare
+from stretto.methods.settings import Positive, Range
 from stretto.methods.word_counts import texts_with_words
 from stretto.tasks import Task
 
@@ -53,9 +55,10 @@ class DepthMIConfig(WordDepthConfig):
     published."""
     smoothing: Positive = 0.1
     """Added to each of the four counts behind a word and a label, so that none is 0."""
-    least_information: TrueShare = 1e-12
-    """ε: the information of words without information. It decides the cost: such words set the last bin, so a smaller
-    ε makes all bins wider and moves all other words away from it: shallower in the direction 'shallow', else deeper."""
+    least_information: Annotated[float, Range(0, 1, without=(1,))] = 0.0
+    """ε: words with less information than this count as words with just this. It decides the cost: they set the last
+    bin, so a smaller ε makes all bins wider and moves all other words away from it: shallower in the direction
+    'shallow', else deeper. 0: by the direction, 1e-12 or 1 / n of n texts (see above)."""
     training_strength: Positive = 1.0
     """The dial of the training. To use dials far beyond the depths of the table, train there."""
     label_bins: Annotated[int, Range(2)] = 5
@@ -88,6 +91,11 @@ def equal_width_depths(information: Tensor, n_depths: int, least: float) -> Tens
     if float(width) == 0:  # all words have the same information
         return torch.full_like(scaled, n_depths, dtype=torch.long)
     return ((scaled - scaled.min()) / width).floor().long().clamp(max=n_depths - 1) + 1
+
+
+def chance_or_less(direction: str, texts: int) -> float:
+    """ε by the direction: next to nothing, or what a word has by chance in so many texts."""
+    return 1e-12 if direction == "shallow" else 1 / max(texts, 2)
 
 
 def reversed_depths(depths: Tensor, n_depths: int) -> Tensor:
@@ -140,6 +148,7 @@ class DepthMI(WordDepths):
         tally, texts = texts_with_words(batches, classes_of, n_classes), torch.bincount(classes_of, minlength=n_classes)
         self.check_words(tally)
         information = mutual_information(tally.sums, texts, self.config.smoothing)
-        depths = equal_width_depths(information, self.shape.n_layers, self.config.least_information)
+        least = self.config.least_information or chance_or_less(self.config.direction, int(texts.sum()))
+        depths = equal_width_depths(information, self.shape.n_layers, least)
         values = torch.stack([information, depths], dim=1)
         self.table.fill(tally.keys, tally.pieces, tally.sums.sum(dim=1), values)
