@@ -36,7 +36,7 @@ from stretto.saving.folder import (
     write_folder,
     write_points,
 )
-from stretto.saving.points import OperatingPoint, budget_named, promise_at, standing
+from stretto.saving.points import OperatingPoint, budget_named, promise, promise_at, standing
 from stretto.state import Inputs, Trace
 from stretto.tasks import Logits, Prediction, Task
 
@@ -148,8 +148,11 @@ class AdaptiveModel(nn.Module):
             task={"name": self.task.name, **self.task.settings()},
         )
 
-    def promise(self, dial: float | None = None) -> str:
-        """What may be relied on at a dial (default: the model's own): a guarantee or an estimate, in words."""
+    def promise(self, dial: float | None = None, budget: str | None = None) -> str:
+        """What may be relied on with a budget, or at a dial (default: the model's own): a guarantee or an estimate, in
+        words."""
+        if budget is not None:
+            return promise(budget_named(self.operating_points, budget, self.dtype))
         dial = self.dial if dial is None else dial
         return promise_at(self.operating_points, dial, self.dtype, off=self.method.dial.off)
 

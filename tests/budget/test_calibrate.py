@@ -21,7 +21,7 @@ from stretto.budget.calibrate import Agreement, MaxLoss, Spend, Wait, calibrate
 from stretto.budget.risk import Risk, in_order
 from stretto.data import Dataset
 from stretto.saving.digests import dataset_digest
-from stretto.saving.points import Latency
+from stretto.saving.points import Certificate, Latency
 from stretto.tasks import Classification, LabelPrediction, Regression, Span, Tokens
 
 REVIEWS = tiny_reviews(120)
@@ -227,6 +227,17 @@ def test_a_budget_per_text_in_one_batch_is_as_running_them_apart(varied: Any) ->
         model.predict(texts, budget=["fast", "full"])
     with pytest.raises(StrettoError, match=r"Expected a dial or a budget, got both"):
         model.predict(texts, 0.3, budget="fast")
+
+
+def test_two_budgets_at_one_dial_promise_what_each_was_asked_for(varied: Any) -> None:
+    model = fresh(varied)
+    spent = calibrate(model, REVIEWS, Spend(0.7), name="fast")
+    given = Certificate("right answers lost", 0.02, 0.95, 0.0, ((0.0, 0.01),), 1, {})
+    model.operating_points.append(dataclasses.replace(spent, name="careful", certificate=given))
+    assert model.promise(spent.dial).startswith("guaranteed")
+    assert model.promise(spent.dial, "careful").startswith("guaranteed")
+    assert model.promise(spent.dial, "fast") == f"estimate on {spent.n} examples, no guarantee"
+    assert "dtype" not in spent.to_json() and model.operating_points[-1].to_json()["dtype"] == "float32"
 
 
 def test_a_combination_has_budgets_like_any_other(tmp_path: Path) -> None:

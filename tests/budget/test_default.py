@@ -126,7 +126,7 @@ def test_training_ends_with_three_lines(
     assert result.exit_code == 0, result.stderr
     score, speed, promise = result.stdout.splitlines()[-3:]
     assert score.startswith("Score:  accuracy ") and score.endswith("(200 dev texts).")
-    assert "times faster one text at a time and" in speed and "in bulk than the full model (than Hugging Face:" in speed
+    assert "times the full model's one text at a time," in speed and "times in bulk (Hugging Face's: " in speed
     if mapie:
         assert "299 fresh examples" in promise
     else:

@@ -316,6 +316,7 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("stretto.json", changed(points=[{**POINT, "cost": "low"}]), "'low' as the cost of an operating point"),
     ("stretto.json", changed(points=[{**POINT, "name": 3}]), "operating point"),
     ("stretto.json", changed(points=[{**POINT, "latency": [1]}]), "operating point"),
+    ("stretto.json", changed(points=[{**POINT, "needs": "many"}]), "'many' as the needs of an operating point"),
     ("stretto.json", changed(points=[{**POINT, "certificate": {"risk": 1}}]), "operating point"),
     ("stretto.json", changed(points=[{**POINT, "certificate": "yes"}]), "operating point"),
     ("stretto.json", changed(task={"name": "magic"}), "Expected a task among"),

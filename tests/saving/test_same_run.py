@@ -36,6 +36,14 @@ def test_differences_are_named(tmp_path: Path) -> None:
     assert path.read_text() == before
 
 
+def test_stages_are_compared_one_by_one(tmp_path: Path) -> None:
+    first, second = {"name": "backbone", "rate": 5e-5}, {"name": "exits", "rate": 1e-3}
+    with pytest.raises(StrettoError, match=r"got another stages 2 rate: 0\.1, before 0\.001\. Use"):
+        check_same({"stages": [first, second]}, {"stages": [first, {**second, "rate": 0.1}]}, what="it", place=tmp_path)
+    with pytest.raises(StrettoError, match=r"got another stages: \[.*\], before \[.*…\. Use"):
+        check_same({"stages": [first, second]}, {"stages": [first]}, what="it", place=tmp_path)
+
+
 def test_many_differences_and_what_is_no_plan(tmp_path: Path) -> None:
     with pytest.raises(StrettoError, match=r"a: 1, before null; b: 1, before null; c: 1, before null and 2 more\. "):
         check_same({}, dict.fromkeys("abcde", 1), what="it", place=tmp_path)

@@ -6,10 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_reviews
+from tiny import give_table, tiny_model, tiny_reviews
+from tiny_seq2seq import fresh, number_pairs
+from torch import Tensor
 
 from stretto import AdaptiveModel, sweep, train
-from stretto.methods import Combined
+from stretto.data.batches import batches
+from stretto.data.tokenise import EncodedDataset, collate
+from stretto.engine.decider import Decider
+from stretto.engine.replay import Recorder
+from stretto.methods import Combined, Targets
+from stretto.methods.combine import Beneath
+from stretto.state import Inputs
+from stretto.training.learner import Learner
+from stretto.training.notes import above_beneath
 
 QUICK = {"per_device_train_batch_size": 16, "progress": False, "seed": 1}
 PAIRS = {
@@ -38,3 +48,51 @@ def test_a_combination_learns_and_is_saved(name: str, tmp_path: Path) -> None:
         alone = loaded.predict(text, budget)
         assert (alone.label, alone.depth, alone.cost) == (together.label, together.depth, together.cost)
         assert alone.score == pytest.approx(together.score, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["constant_ratio+halting", "constant_ratio+lte", "depth_mi+halting", "constant_ratio+branchynet"]
+)
+def test_what_is_told_before_and_after_a_stage_comes_from_shortened_texts(name: str) -> None:
+    """Oracle depths, wrongness and threshold factors are those of the exits that will serve."""
+    model = tiny_model(name, **({"branchynet_leaving_share": 0.5} if "branchynet" in name else {}))
+    give_table(model.method.first)
+    stage = next(stage for stage in model.method.stages() if stage.beneath and (stage.prepare or stage.finish))
+    seen: list[Tensor] = []
+
+    def above(recorder: Decider, batch: int) -> Decider:
+        assert isinstance(recorder, Recorder)
+        dials = torch.full((batch,), stage.beneath.dial.sweep[-1], dtype=torch.float64)
+        shortened = Beneath(stage.beneath, dials, recorder)
+        output = model.reference.run(inputs, shortened, 0.0)
+        seen.append(output.trace.n_ffn)
+        return shortened
+
+    data = tiny_reviews(8)
+    encoded = model.encode(data.texts)
+    (inputs,) = batches(encoded.features, model.tokenizer.pad_token_id, 8)
+    hook = stage.prepare or stage.finish
+    hook(model.reference, [(inputs, torch.tensor(data.labels))], above=above)
+    assert (seen[0][:, -1] < inputs.attention_mask.sum(dim=1)).any()
+    given = above_beneath(stage, hook)
+    assert given.keywords.keys() == {"above"}
+    given(model.reference, [(inputs, torch.tensor(data.labels))])
+
+
+def test_a_decoder_learns_from_the_shortened_source() -> None:
+    model = fresh("length_adaptive+depth_adaptive")
+    pairs = number_pairs(4, 0)
+    encoded = model.encode(pairs.texts, pairs.labels)
+    examples = EncodedDataset(encoded.features, encoded.labels)
+    batch = collate(model.tokenizer.pad_token_id)([examples[i] for i in range(4)])
+    stage = next(stage for stage in model.method.stages() if stage.beneath is not None)
+    learner = Learner(model.acting(stage.method), stage).eval()
+    labels = batch.pop("labels")
+    inputs = Inputs(batch["input_ids"], batch["attention_mask"])
+    lesson = learner.training_batch(inputs, Targets(labels, None, None, {}))
+    full = learner.model.reference.hidden_states(inputs)[-1]
+    torch.manual_seed(0)
+    shortened = [lesson.last_states() for _ in range(4)]
+    there = inputs.attention_mask.bool()
+    assert shortened[0].shape == full.shape
+    assert any(not torch.allclose(each[there], full[there], atol=1e-4) for each in shortened)

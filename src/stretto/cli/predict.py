@@ -120,7 +120,7 @@ def predict(
     else:
         write_rows(with_progress(predictor, records), Path(output))
         say(f"wrote {counted(predictor.count, 'answer')} to {output}; average cost {predictor.cost:.3f}")
-        say(f"dial {predictor.dial:g}: {loaded.promise(predictor.dial)}")
+        say(f"dial {predictor.dial:g}: {loaded.promise(predictor.dial, budget)}")
     say_cut(predictor.truncated, predictor.count, loaded)
 
 

@@ -389,7 +389,7 @@ def three_lines(model: AdaptiveModel, dev: Dataset) -> list[str]:
     missing = "" if have_mapie() or not model.task.judged else f". {INSTALL}"
     return [
         f"Score:  {model.task.main_metric} {before:.4f} before, {after:.4f} after ({len(dev)} dev texts).",
-        f"Speed:  {full.alone:.1f} times faster one text at a time and {full.bulk:.1f} times in bulk than the full "
-        f"model (than Hugging Face: {hugging_face.alone:.1f} and {hugging_face.bulk:.1f}), on {cpu_name()}.",
+        f"Speed:  {full.alone:.1f} times the full model's one text at a time, {full.bulk:.1f} times in bulk "
+        f"(Hugging Face's: {hugging_face.alone:.1f} and {hugging_face.bulk:.1f} times), on {cpu_name()}.",
         f"Promise: {model.promise()}{missing}.",
     ]

@@ -61,14 +61,17 @@ class Recorder(Silent):
         return torch.stack(layers, dim=1)
 
 
+#: (recorder, batch size) -> the recorder, perhaps above another decider that drops or freezes tokens on the way.
 Above = Callable[[Decider, int], Decider]
 
 
-def record(
-    engine: PackedEngine, exits: Exits, batches: Iterable[Inputs], above: Above = lambda recorder, batch: recorder
-) -> Recording:
-    """One pass over the batches. `above(recorder, batch size)` may put the recorder above another decider, which drops
-    or freezes tokens on the way."""
+def alone(recorder: Decider, batch: int) -> Decider:
+    """With nothing beneath it."""
+    return recorder
+
+
+def record(engine: PackedEngine, exits: Exits, batches: Iterable[Inputs], above: Above = alone) -> Recording:
+    """One pass over the batches."""
     pooled, last, lengths = [], [], []
     for inputs in batches:
         recorder, batch = Recorder(exits), len(inputs.input_ids)

@@ -149,14 +149,16 @@ class Stage:
     # what is called, and takes no part in comparing plans
     objective: Callable[[Any], Tensor] = field(kw_only=True, compare=False, repr=False)
     """From a `Pass` (of a stage that `decides`: a `TrainingBatch`) to the scalar that the stage minimises."""
-    prepare: Callable[[ReferenceEngine, Batches], Notes] | None = field(default=None, compare=False, repr=False)
-    """Before the stage, in eval mode: the method's notes on each training token, as `Inputs.notes` while it
-    learns, one list entry [n tokens] per example; or of each text, as `Targets.notes`."""
+    prepare: Callable[..., Notes] | None = field(default=None, compare=False, repr=False)
+    """prepare(engine, batches), before the stage, in eval mode: the method's notes on each training token, as
+    `Inputs.notes` while it learns, one list entry [n tokens] per example; or of each text, as `Targets.notes`. If the
+    method exits: also `above` (see `engine.replay`), for what a part of a combination beneath it has shortened."""
     choose: Callable[[Callable[[Decider], float]], None] | None = field(default=None, compare=False, repr=False)
     """Before the stage, after `prepare`: what the method chooses on the dev texts. It gets a function that runs them
     with a decider and returns their mean divergence from the full model's answers."""
-    finish: Callable[[ReferenceEngine, Batches], None] | None = field(default=None, compare=False, repr=False)
-    """After the stage, in eval mode: what the method computes from its trained weights."""
+    finish: Callable[..., None] | None = field(default=None, compare=False, repr=False)
+    """finish(engine, batches), after the stage, in eval mode: what the method computes from its trained weights. If it
+    exits: also `above`."""
     after_step: Callable[[], None] | None = field(default=None, compare=False, repr=False)
     """After each optimizer step: put parameters back into their range."""
 
@@ -213,6 +215,8 @@ class TrainingBatch:
     """Epochs done in this stage; a fraction within one."""
     engine: ReferenceEngine
     """The engine that `run` uses, for hidden states with nothing decided."""
+    last_states: Callable[[], Tensor] | None = None
+    """[B, T, d] after the last layer with nothing decided; in a combination, as the part beneath leaves them."""
 
     @property
     def labels(self) -> Tensor:

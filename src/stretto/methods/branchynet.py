@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from stretto.engine.reference import ReferenceEngine
+from stretto.engine.replay import Above, Recorder, alone
 from stretto.errors import StrettoError
 from stretto.methods.base import Batches, Method, Needs, Pass, Shape, Stage
 from stretto.methods.deebert import ENTROPY_DIAL, entropy, exits_stage
@@ -132,14 +133,13 @@ class BranchyNet(JointExits):
         return [*before, dataclasses.replace(joint, finish=chosen)]
 
     @torch.no_grad()
-    def choose_factors(self, engine: ReferenceEngine, batches: Batches) -> None:
+    def choose_factors(self, engine: ReferenceEngine, batches: Batches, above: Above = alone) -> None:
         assert self.exits is not None
-        layers = range(1, self.shape.n_layers)
         found = []
-        for inputs, _ in batches:
-            inputs = inputs.to(self.factors.device)
-            states = engine.hidden_states(inputs)
-            pooled = (self.exits.pool_padded(states[layer], inputs.attention_mask) for layer in layers)
-            answers = [self.exits(layer, each) for layer, each in zip(layers, pooled, strict=True)]
+        for inputs, labels in batches:
+            recorder = Recorder(self.exits)
+            engine.run(inputs.to(self.factors.device), above(recorder, len(labels)), 0.0)
+            pooled = recorder.pooled(len(labels), self.shape.n_layers - 1)  # [B, E, d]
+            answers = [self.exits(layer, each) for layer, each in enumerate(pooled.unbind(dim=1), start=1)]
             found.append(entropy(torch.stack(answers)))  # [E, B]
         self.factors.copy_(quantile_factors(torch.cat(found, dim=1), self.config.leaving_share, MIDDLE))

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.engine.decider import Decider, OwnHead, ask
+from stretto.engine.replay import Above
 from stretto.errors import StrettoError
 from stretto.methods.base import Dial, Method, Shape, Stage
 from stretto.methods.exits import ExitHeads
@@ -102,6 +103,11 @@ class Beneath:
 
     def decide(self, state: State) -> Decision:
         return merged(ask(self.beneath, state, self.dials[state.ids]), ask(self.decider, state))
+
+
+def above_drawn(beneath: Method) -> Above:
+    """Puts a decider above a method, which works on every sequence at a dial drawn for it."""
+    return lambda decider, batch: Beneath(beneath, drawn_dials(beneath, batch), decider)
 
 
 class HeadAtDial:

@@ -277,7 +277,7 @@ class DepthAdaptive(Method):
     def teach(self, batch: TrainingBatch) -> tuple[DecoderReference, Given]:
         """The source as the encoder has it, with the right texts before the decoder."""
         backbone = batch.engine.backbone
-        assert isinstance(backbone, EncoderDecoder)
-        source = batch.engine.hidden_states(batch.inputs)[-1]
+        assert isinstance(backbone, EncoderDecoder) and batch.last_states is not None
+        source = batch.last_states()
         given = Given.taught(source, batch.inputs.attention_mask, batch.labels, backbone.config)
         return DecoderReference(backbone), given

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.engine.reference import ReferenceEngine
+from stretto.engine.replay import Above, Recorder, alone
 from stretto.methods.base import Batches, Shape
 from stretto.methods.exits import ExitConfig, ExitHeads
 from stretto.methods.settings import Count
@@ -69,19 +70,19 @@ class AllExits(nn.Module):
 
 @torch.no_grad()
 def held_out_answers(
-    engine: ReferenceEngine, batches: Batches, task: Task, shape: Shape, config: FoldConfig
+    engine: ReferenceEngine, batches: Batches, task: Task, shape: Shape, config: FoldConfig, above: Above = alone
 ) -> tuple[Tensor, Tensor]:
     """[E + 1, n, C] answers of exits that have not seen the example, with those of the final head as the last, and the
-    labels of all n examples."""
+    labels of all n examples. In a combination, exits read what the part beneath has shortened (`above`)."""
 
     def fresh() -> ExitHeads:
         return ExitHeads(shape.d, shape.n_layers - 1, shape.n_labels, config.pool, config.dropout)
 
-    pooled, final, given, head, reading = [], [], [], engine.backbone.head, fresh()
+    pooled, final, given, reading = [], [], [], fresh()
     for inputs, labels in batches:
-        *below, last = engine.hidden_states(inputs)[1:]
-        pooled.append(torch.stack([reading.pool_padded(states, inputs.attention_mask) for states in below], dim=1))
-        final.append(head(head.pool_padded(last, inputs.attention_mask)))
+        recorder = Recorder(reading)
+        final.append(engine.run(inputs, above(recorder, len(labels)), 0.0).logits)
+        pooled.append(recorder.pooled(len(labels), shape.n_layers - 1))
         given.append(labels)
     read, labels = torch.cat(pooled), torch.cat(given)
 

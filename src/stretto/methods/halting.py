@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.engine.reference import ReferenceEngine
+from stretto.engine.replay import Above, alone
 from stretto.methods.base import Batches, Dial, Needs, Notes, Pass, Shape, Stage, spaced
 from stretto.methods.deebert import DeeBERT
 from stretto.methods.folds import FoldConfig, held_out_answers
@@ -114,9 +115,9 @@ class Halting(DeeBERT):
         )
         return [finetuning, exits, halting]
 
-    def note_oracle(self, engine: ReferenceEngine, batches: Batches) -> Notes:
+    def note_oracle(self, engine: ReferenceEngine, batches: Batches, above: Above = alone) -> Notes:
         """The oracle depth of every training text, from exits that have not seen it."""
-        answers, labels = held_out_answers(engine, batches, self.task, self.shape, self.config)
+        answers, labels = held_out_answers(engine, batches, self.task, self.shape, self.config, above)
         return {"text_oracle": self.oracle(answers, labels).unsqueeze(1)}
 
     def oracle(self, answers: Tensor, labels: Tensor) -> Tensor:

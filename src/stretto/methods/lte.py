@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.engine.reference import ReferenceEngine
+from stretto.engine.replay import Above, alone
 from stretto.methods.base import Batches, Dial, Notes, Pass, Shape, Stage, spaced
 from stretto.methods.branchynet import JointConfig, JointExits
 from stretto.methods.deebert import exits_stage
@@ -73,12 +74,12 @@ class LTE(JointExits):
         if self.config.folds < 2:
             return super().stages()
         exits = exits_stage(self.config, self.shape, self.predictor_loss)
-        alone = dataclasses.replace(exits, name="uncertainty", best_by="loss", prepare=self.note_wrongness)
-        return [*super().stages(), alone]
+        uncertainty = dataclasses.replace(exits, name="uncertainty", best_by="loss", prepare=self.note_wrongness)
+        return [*super().stages(), uncertainty]
 
-    def note_wrongness(self, engine: ReferenceEngine, batches: Batches) -> Notes:
+    def note_wrongness(self, engine: ReferenceEngine, batches: Batches, above: Above = alone) -> Notes:
         """How wrong each exit is about every training text, from exits that have not seen it."""
-        answers, labels = held_out_answers(engine, batches, self.task, self.shape, self.config)
+        answers, labels = held_out_answers(engine, batches, self.task, self.shape, self.config, above)
         return {"text_wrongness": self.task.wrongness(answers[:-1], labels).T}
 
     def exits_loss(self, forward: Pass) -> Tensor:

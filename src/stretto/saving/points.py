@@ -73,9 +73,11 @@ class OperatingPoint:
     """Of an estimate: fresh examples that a guarantee would need, or might do with; None: not known."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; fields with their default value are left out."""
+        """As JSON; fields with their default value are left out, but not the dtype that a guarantee holds for."""
         empty = {each.name: each.default for each in dataclasses.fields(self) if each.name not in REQUIRED}
         content = {name: value for name, value in dataclasses.asdict(self).items() if value != empty.get(name, NOTHING)}
+        if self.certificate is not None:
+            content["dtype"] = self.dtype
         return {**content, "score": None if math.isnan(self.score) else self.score}
 
     @classmethod
@@ -97,7 +99,7 @@ class OperatingPoint:
 
 #: What the fields may be in JSON.
 REQUIRED: dict[str, Any] = {"dial": Real, "score": Real | None, "cost": Real, "depth": Real, "metrics": Mapping}
-OPTIONAL: dict[str, Any] = {"name": str, "dials": Sequence, "n": int, "data": str, "dtype": str}
+OPTIONAL: dict[str, Any] = {"name": str, "dials": Sequence, "n": int, "data": str, "dtype": str, "needs": int}
 OF_LATENCY: dict[str, Any] = {"milliseconds": Real, "batch": int, "percentile": Real, "cpu": str}
 OF_CERTIFICATE: dict[str, Any] = {
     "loss": str, "risk": Real, "confidence": Real, "measured": Real, "p_values": Sequence, "seed": int,

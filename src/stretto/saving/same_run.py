@@ -65,8 +65,17 @@ def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
     if isinstance(before, dict) and isinstance(now, Mapping):
         for key in [*now, *(key for key in before if key not in now)]:
             yield from differences(before.get(key), now.get(key), f"{name} {key}".strip())
+    elif are_alike(before, now):
+        for place, (old, new) in enumerate(zip(before, now, strict=True), start=1):
+            yield from differences(old, new, f"{name} {place}")
     elif before != now:
         yield f"{name}: {shown(now)}, before {shown(before)}"
+
+
+def are_alike(before: Any, now: Any) -> bool:
+    """As many objects in one list as in the other, such as the stages of a training."""
+    lists = isinstance(before, list) and isinstance(now, list) and len(before) == len(now)
+    return lists and all(isinstance(each, dict) for each in (*before, *now))
 
 
 def shown(value: Any) -> str:

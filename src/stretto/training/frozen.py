@@ -9,10 +9,9 @@ from torch import Tensor
 
 from stretto.data.batches import batches
 from stretto.data.tokenise import EncodedDataset, as_tensor
-from stretto.engine.decider import Decider
-from stretto.engine.replay import record
+from stretto.engine.replay import alone, record
 from stretto.methods.base import Method
-from stretto.methods.combine import Beneath, drawn_dials
+from stretto.methods.combine import above_drawn
 from stretto.model import AdaptiveModel
 
 #: A frozen backbone's pooled states are kept in memory up to this size; beyond it they are computed at each step.
@@ -43,10 +42,7 @@ def record_examples(model: AdaptiveModel, data: EncodedDataset, beneath: Method 
     model.eval()
     pad = model.tokenizer.pad_token_id
     assert data.labels is not None
-
-    def above(recorder: Decider, batch: int) -> Decider:
-        return recorder if beneath is None else Beneath(beneath, drawn_dials(beneath, batch), recorder)
-
+    above = alone if beneath is None else above_drawn(beneath)
     shown = batches(data.features, pad, 64, "reading" if progress else "")
     recording = record(model.packed, model.method.exits, shown, above)
     tensors = {"pooled": recording.pooled.cpu(), "last": recording.last.cpu(), "labels": as_tensor(data.labels)}

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from stretto.backbones.decoder import EncoderDecoder
 from stretto.data.tokenise import as_inputs
-from stretto.engine.decider import Decider
+from stretto.engine.decider import Decider, Silent
 from stretto.engine.decode_reference import DecoderReference, Given
 from stretto.engine.replay import Recorder
 from stretto.methods.base import TEXT_NOTE, Pass, Stage, Targets, TrainingBatch
-from stretto.methods.combine import Beneath, drawn_dials
+from stretto.methods.combine import above_drawn
 from stretto.model import AdaptiveModel
 from stretto.saving.files import untied
 from stretto.state import Inputs
@@ -79,12 +79,18 @@ class Learner(nn.Module):
                 output.logits = self.say(output.hidden, inputs, targets.labels)
             return output
 
-        return TrainingBatch(inputs, targets, run, self.step, self.epoch, self.model.reference)
+        def last_states() -> Tensor:
+            nobody = self.above_beneath(Silent(), len(targets.labels))
+            hidden = self.model.reference.run(inputs, nobody, 0.0, keep_hidden=True).hidden
+            assert hidden is not None
+            return hidden
+
+        return TrainingBatch(inputs, targets, run, self.step, self.epoch, self.model.reference, last_states)
 
     def above_beneath(self, decider: Decider, batch: int) -> Decider:
         """The decider, above the part of a combination that shortens texts meanwhile if there is one."""
         beneath = self.stage.beneath
-        return decider if beneath is None else Beneath(beneath, drawn_dials(beneath, batch), decider)
+        return decider if beneath is None else above_drawn(beneath)(decider, batch)
 
     def read_shortened(self, inputs: Inputs, targets: Targets) -> Pass:
         """The same as `read` with the part of the combination beneath at work: exits read what they will serve."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tqdm.auto import tqdm
 from stretto.data.tokenise import EncodedDataset, as_inputs, collate
 from stretto.errors import StrettoError
 from stretto.methods.base import TEXT_NOTE, Batches, Notes, Stage
+from stretto.methods.combine import above_drawn
 from stretto.model import AdaptiveModel
 from stretto.saving.files import write_tensors
 from stretto.state import Inputs
@@ -38,13 +40,18 @@ def with_notes(
         model.eval()
         batches = LabelledBatches(data, model.tokenizer.pad_token_id, f"preparing {stage.name}" if progress else "")
         kept = sorted(folder.parent.glob(f"*/{BEST.format('*')}"))[: stage.noted_by]
-        notes = mean_notes(model, stage.prepare, batches, kept)
+        notes = mean_notes(model, above_beneath(stage, stage.prepare), batches, kept)
         check_notes(notes, data)
         if notes and is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
             stored = {name: v if isinstance(v, Tensor) else torch.cat(v) for name, v in notes.items()}
             write_tensors(path, stored)
     return data.with_notes(notes) if notes else data
+
+
+def above_beneath(stage: Stage, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook of a stage; in a combination it sees what the part beneath has shortened."""
+    return hook if stage.beneath is None else partial(hook, above=above_drawn(stage.beneath))
 
 
 def mean_notes(

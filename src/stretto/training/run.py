@@ -39,7 +39,7 @@ from stretto.training.bfloat16 import check_bf16
 from stretto.training.frozen import record_examples, recording_fits
 from stretto.training.learner import Learner
 from stretto.training.material import BATCH, Material
-from stretto.training.notes import BEST, LabelledBatches, with_notes
+from stretto.training.notes import BEST, LabelledBatches, above_beneath, with_notes
 from stretto.training.plan import PLAN, Plan
 from stretto.training.processes import is_main_process, wait_for_all
 from stretto.training.progress import StageProgress
@@ -256,7 +256,9 @@ def run_stage(
     model.eval()
     if stage.finish is not None:
         shown = f"finishing {stage.name}" if progress else ""
-        stage.finish(model.reference, LabelledBatches(examples["train"], model.tokenizer.pad_token_id, shown))
+        above_beneath(stage, stage.finish)(
+            model.reference, LabelledBatches(examples["train"], model.tokenizer.pad_token_id, shown)
+        )
     if is_main_process():
         write_tensors(result, whole.state_dict())
         for checkpoint in folder.glob("checkpoint-*"):
