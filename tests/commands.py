@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import typer.main
+import typer.testing
 from sources import jsonl, write
 from tiny import tiny_encoder, tiny_model, tiny_reviews, tiny_tokenizer
 from typer.testing import CliRunner, Result
@@ -16,6 +19,9 @@ from typer.testing import CliRunner, Result
 from stretto.cli import app
 from stretto.data import Dataset
 from stretto.saving.points import OperatingPoint
+
+# typer reads the signatures of all verbs at every call; once is enough for a process, and for the forks of it.
+typer.main.get_command = typer.testing._get_command = functools.cache(typer.main.get_command)
 
 QUICK = ["--num-train-epochs", "1", "--exit-epochs", "1", "--per-device-train-batch-size", "16"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
