@@ -70,7 +70,7 @@ def test_every_method_learns_and_is_saved(method: str, tmp_path: Path) -> None:
 def test_operating_points_are_those_of_the_saved_weights(method: str, tmp_path: Path) -> None:
     """Several stages pack the model in between; fused optimizers do not tell that they changed it."""
     dev = tiny_reviews(48, seed=1)
-    model = train(learner(method), tiny_reviews(64), dev, tmp_path / "out", **QUICK)
+    model = train(learner(method, num_train_epochs=1, drop_epochs=1), tiny_reviews(64), dev, tmp_path / "out", **QUICK)
     again = sweep(AdaptiveModel.from_pretrained(tmp_path / "out"), dev, progress=False)
     assert again == [dataclasses.replace(point, needs=None) for point in model.operating_points]
 
@@ -133,9 +133,11 @@ def test_question_answering_learns(method: str, tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
-    data = tiny_reviews(48)
-    runs = [train(learner(), data, data, tmp_path / str(i), seed=seed, **QUICK) for i, seed in enumerate((1, 1, 2))]
-    first, again, other = (run.state_dict() for run in runs)
+    data, brief = tiny_reviews(48), {"num_train_epochs": 1, "exit_epochs": 1}
+    first, again, other = (
+        train(learner(**brief), data, data, tmp_path / str(i), seed=seed, **QUICK).state_dict()
+        for i, seed in enumerate((1, 1, 2))
+    )
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert not all(torch.equal(first[key], other[key]) for key in first)
 
@@ -318,16 +320,17 @@ def test_recorded_exits_equal_exits_trained_step_by_step(tmp_path: Path, monkeyp
     """The frozen backbone may be read once or at every step: the losses, and so the exits, are the same."""
     data = tiny_reviews(48)
     settings = {**QUICK, "skip": ("backbone",), "train_sampling_strategy": "random"}
-    once = train(learner(dropout=0.0), data, data, tmp_path / "once", **settings)
+    once = train(learner(dropout=0.0, exit_epochs=2), data, data, tmp_path / "once", **settings)
     monkeypatch.setattr("stretto.training.frozen.RECORDING_LIMIT_BYTES", 0)
-    always = train(learner(dropout=0.0), data, data, tmp_path / "always", **settings)
+    always = train(learner(dropout=0.0, exit_epochs=2), data, data, tmp_path / "always", **settings)
     for key, value in once.method.state_dict().items():
         torch.testing.assert_close(always.method.state_dict()[key], value, atol=1e-4, rtol=1e-3, msg=key)
 
 
 def test_tensorboard_through_report_to(tmp_path: Path) -> None:
     data = tiny_reviews(32)
-    train(learner("deebert"), data, data, tmp_path / "out", report_to="tensorboard", **QUICK)
+    model = learner("deebert", num_train_epochs=1, exit_epochs=1)
+    train(model, data, data, tmp_path / "out", report_to="tensorboard", **QUICK)
     logs = {path.parent.name for path in (tmp_path / "out.logs").rglob("events.out.tfevents.*")}
     assert logs == {"1-backbone", "2-exits"}  # a folder per stage
     assert "TENSORBOARD_LOGGING_DIR" not in os.environ
