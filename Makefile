@@ -24,7 +24,7 @@ demo: $(STAMP)
 	$(BIN)/stretto demo
 
 test: lint browser
-	$(QUIET) $(BIN)/python -m pytest -n 2
+	$(QUIET) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The server's page is tested in Debian's Chromium: installed where that is possible, else reported as not tested.
 browser:

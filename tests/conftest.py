@@ -1,17 +1,26 @@
-"""What the tests of the command line share: a saved encoder, a saved model and labelled reviews."""
+"""What the tests of the command line share: a saved encoder, a saved model and labelled reviews.
+
+Importing this file loads no library: the process that only distributes tests (`-n`) need not wait for them."""
 
 from __future__ import annotations
 
+import functools
 import gc
 from pathlib import Path
 
 import amx  # noqa: F401 (before torch)
 import pytest
-from commands import save_encoder, save_model, write_reviews
 
-from stretto.backbones import register_architectures
 
-register_architectures()
+@functools.cache
+def register() -> None:
+    from stretto.backbones import register_architectures
+
+    register_architectures()
+
+
+def pytest_collectstart() -> None:
+    register()
 
 
 def pytest_collection_finish() -> None:
@@ -22,17 +31,23 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from commands import save_encoder
+
     return save_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from commands import save_model
+
     return save_model(tmp_path_factory.mktemp("model") / "saved")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """test.jsonl, with train.jsonl beside it."""
+    from commands import write_reviews
+
     folder = tmp_path_factory.mktemp("data")
     write_reviews(folder / "train.jsonl", 64)
     return write_reviews(folder / "test.jsonl", 40, seed=1)
