@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from stretto.engine.decider import Decider
 from stretto.engine.groups import SHORT, groups
@@ -32,14 +34,42 @@ CPU_FORMULAS = {
 }
 
 
+FORMULAS = {**flop_registry, **{operation: shape_wrapper(formula) for operation, formula in CPU_FORMULAS.items()}}
+
+
+@cache
+def is_composite(operation: Any) -> bool:
+    """Whether torch computes it by other operations, which are then counted."""
+    return operation._can_decompose()
+
+
+class ProductCounter(TorchDispatchMode):
+    """Counts the FLOPs of matrix products as torch's `FlopCounterMode` does, in a fraction of its time: not by module,
+    and an operation is taken apart only if it can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_composite(func):
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        formula: Callable[..., int] | None = FORMULAS.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
 def executed_flops(engine: PackedEngine, inputs: Inputs, decider: Decider, dial: float) -> tuple[int, Output]:
     """FLOPs of all matrix products of a run. Rows are not rounded up: that is the kernels' need, not the method's."""
     with (
         mock.patch("stretto.engine.parts.round_up", lambda rows: max(rows, 1)),
-        FlopCounterMode(display=False, custom_mapping=CPU_FORMULAS) as counter,
+        ProductCounter() as counter,
     ):
         output = engine.run(inputs, decider, dial)
-    return counter.get_total_flops(), output
+    return counter.flops, output
 
 
 @contextmanager

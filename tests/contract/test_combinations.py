@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from executed import assert_same, executed_flops, small_parts
-from tiny import LABELLING, give_table, random_inputs, tiny_backbone
+from tiny import LABELLING, give_table, make, random_inputs, tiny_backbone
 
 from stretto.engine.cost import flops
 from stretto.engine.packed import PackedEngine
@@ -19,6 +21,18 @@ LENGTHS = [9, 5, 1, 12, 5, 7]
 SHORTENING = [name for name in LABELLING if METHODS[name].verbs & {"drop", "freeze"}]
 EXITING = [name for name in LABELLING if "exit" in METHODS[name].verbs]
 PAIRS = [f"{first}+{second}" for first in SHORTENING for second in EXITING]
+
+
+@cache
+def engine() -> PackedEngine:
+    """Shared: it keeps nothing of a run."""
+    return PackedEngine(tiny_backbone("bert"))
+
+
+@cache
+def full_logits() -> torch.Tensor:
+    packed = engine()
+    return packed.run(random_inputs(LENGTHS), make("full", packed.backbone), 0.0).logits
 
 
 def made(name: str) -> Combined:
@@ -46,12 +60,10 @@ def row(inputs: Inputs, index: int) -> Inputs:
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_keeps_the_contract(name: str) -> None:
     """Reference, packed and alone agree, each sequence at its own dial; off is the full model; the ledger is right."""
-    backbone = tiny_backbone("bert")
-    method, packed, reference = made(name), PackedEngine(backbone), ReferenceEngine(backbone)
-    inputs = random_inputs(LENGTHS)
+    packed, reference = engine(), ReferenceEngine(tiny_backbone("bert"))
+    method, inputs = made(name), random_inputs(LENGTHS)
     off = packed.run(inputs, method, method.dial.off)
-    full = METHODS["full"](METHODS["full"].Config(), method.shape, method.task)
-    assert torch.equal(off.logits, packed.run(inputs, full, 0.0).logits)
+    assert torch.equal(off.logits, full_logits())
     sweep = method.dial.sweep
     dials = torch.tensor([sweep[i * (len(sweep) - 1) // (len(LENGTHS) - 1)] for i in range(len(LENGTHS))])
     with torch.no_grad():
@@ -66,12 +78,12 @@ def test_a_pair_keeps_the_contract(name: str) -> None:
         assert int(alone.trace.depth) == int(got.trace.depth[index])
     middle = sweep[len(sweep) // 2]
     executed, output = executed_flops(packed, random_inputs([9, 5, 12, 5, 7, 30]), method, middle)
-    assert executed == pytest.approx(int(flops(output.trace, backbone).sum()), rel=0.01)
+    assert executed == pytest.approx(int(flops(output.trace, packed.backbone).sum()), rel=0.01)
 
 
 def test_both_parts_are_at_work() -> None:
-    method, engine = made("constant_ratio+deebert"), PackedEngine(tiny_backbone("bert"))
-    output = engine.run(random_inputs(LENGTHS * 3), method, method.dial.sweep[-2])
+    method = made("constant_ratio+deebert")
+    output = engine().run(random_inputs(LENGTHS * 3), method, method.dial.sweep[-2])
     assert (output.trace.n_ffn[:, 0] < output.trace.lengths).any()  # tokens were dropped in layer 1
     assert (output.trace.depth < 4).any()  # and texts left early
 

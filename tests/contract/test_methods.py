@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import sys
@@ -38,6 +39,25 @@ PER_INPUT: dict[str, Any] = {
 CASES = [*((name, settings) for name in LABELLING for settings in pools(name)), ("length_adaptive", PER_INPUT)]
 
 
+@functools.cache
+def engine_of(model_type: str) -> PackedEngine:
+    """Shared: it keeps nothing of a run."""
+    return PackedEngine(tiny_backbone(model_type))
+
+
+@functools.cache
+def full_logits(model_type: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the method `full` and Hugging Face's own forward answer."""
+    engine, inputs = engine_of(model_type), random_inputs(LENGTHS, types=uses_types(model_type))
+    named = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
+    if inputs.token_type_ids is not None:
+        named["token_type_ids"] = inputs.token_type_ids
+    with torch.no_grad():
+        huggingface = engine.backbone.model(**named).logits
+    full = make("full", engine.backbone)
+    return engine.run(inputs, full, full.dial.off).logits, huggingface
+
+
 def row(inputs: Inputs, index: int) -> Inputs:
     keep = slice(index, index + 1)
     types = None if inputs.token_type_ids is None else inputs.token_type_ids[keep]
@@ -48,47 +68,43 @@ def row(inputs: Inputs, index: int) -> Inputs:
 @pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_engines_agree_along_the_dial(name: str, settings: dict[str, Any], model_type: str) -> None:
-    """Whatever the padding: one engine gets it on the left, the other on the right."""
-    backbone = tiny_backbone(model_type)
-    method = make(name, backbone, **settings)
+    """Whatever the padding: one engine gets it on the left, the other on the right. Every sequence is run alone too,
+    at one of the dials."""
+    packed, reference = engine_of(model_type), ReferenceEngine(tiny_backbone(model_type))
+    method = make(name, packed.backbone, **settings)
     inputs = random_inputs(LENGTHS, types=uses_types(model_type))
     left = random_inputs(LENGTHS, side="left", types=uses_types(model_type))
-    packed, reference = PackedEngine(backbone), ReferenceEngine(backbone)
     sweep = method.dial.sweep
-    for dial in dict.fromkeys((sweep[len(sweep) // 4], sweep[len(sweep) // 2], sweep[-1])):
+    dials = list(dict.fromkeys((sweep[len(sweep) // 4], sweep[len(sweep) // 2], sweep[-1])))
+    for first, dial in enumerate(dials):
         with torch.no_grad():
             expected = reference.run(inputs, method, dial)
         got = packed.run(left, method, dial)
         assert_same(got, expected)
         with small_parts():
             assert_same(packed.run(inputs, method, dial, batch_size=2), expected)
-        alone = [packed.run(row(inputs, i), method, dial) for i in range(len(LENGTHS))]
-        torch.testing.assert_close(torch.cat([o.logits for o in alone]), got.logits, atol=1e-5, rtol=1e-5)
-        assert [int(o.trace.depth) for o in alone] == got.trace.depth.tolist()
+        for index in range(first, len(LENGTHS), len(dials)):
+            alone = packed.run(row(inputs, index), method, dial)
+            torch.testing.assert_close(alone.logits[0], got.logits[index], atol=1e-5, rtol=1e-5)
+            assert int(alone.trace.depth) == int(got.trace.depth[index])
 
 
 @pytest.mark.parametrize("model_type", STACKS)
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_dial_off_is_the_full_model(name: str, settings: dict[str, Any], model_type: str) -> None:
-    backbone = tiny_backbone(model_type)
-    inputs = random_inputs(LENGTHS, types=uses_types(model_type))
-    named = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
-    if inputs.token_type_ids is not None:
-        named["token_type_ids"] = inputs.token_type_ids
-    with torch.no_grad():
-        huggingface = backbone.model(**named).logits
-    method, full = make(name, backbone, **settings), make("full", backbone)
-    engine = PackedEngine(backbone)
+    engine, inputs = engine_of(model_type), random_inputs(LENGTHS, types=uses_types(model_type))
+    method = make(name, engine.backbone, **settings)
     output = engine.run(inputs, method, method.dial.off)
-    assert torch.equal(output.logits, engine.run(inputs, full, full.dial.off).logits)
+    full, huggingface = full_logits(model_type)
+    assert torch.equal(output.logits, full)
     torch.testing.assert_close(output.logits, huggingface, atol=1e-5, rtol=1e-5)
-    assert (output.trace.depth == backbone.n_layers).all()
+    assert (output.trace.depth == engine.backbone.n_layers).all()
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_cost_never_rises_along_the_sweep(name: str, settings: dict[str, Any]) -> None:
-    backbone = tiny_backbone("bert")
-    method, engine = make(name, backbone, **settings), PackedEngine(backbone)
+    engine, backbone = engine_of("bert"), tiny_backbone("bert")
+    method = make(name, backbone, **settings)
     inputs = random_inputs(LENGTHS * 4, seed=5)
     assert method.dial.sweep[0] == method.dial.off
     spent = [flops(engine.run(inputs, method, dial).trace, backbone) for dial in method.dial.sweep]
@@ -105,8 +121,8 @@ def test_cost_never_rises_along_the_sweep(name: str, settings: dict[str, Any]) -
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_every_sequence_may_have_its_own_dial(name: str, settings: dict[str, Any]) -> None:
-    backbone = tiny_backbone("bert")
-    method, engine = make(name, backbone, **settings), PackedEngine(backbone)
+    engine, backbone = engine_of("bert"), tiny_backbone("bert")
+    method = make(name, backbone, **settings)
     inputs = random_inputs(LENGTHS)
     sweep = method.dial.sweep
     dials = torch.tensor([sweep[i * (len(sweep) - 1) // (len(LENGTHS) - 1)] for i in range(len(LENGTHS))])
@@ -122,8 +138,8 @@ def test_every_sequence_may_have_its_own_dial(name: str, settings: dict[str, Any
 
 @pytest.mark.parametrize(("name", "settings"), [case for case in CASES if METHODS[case[0]].uses_exits])
 def test_a_replay_equals_the_run(name: str, settings: dict[str, Any]) -> None:
-    backbone = tiny_backbone("albert")
-    method, engine = make(name, backbone, **settings), PackedEngine(backbone)
+    engine, backbone = engine_of("albert"), tiny_backbone("albert")
+    method = make(name, backbone, **settings)
     inputs = random_inputs(LENGTHS)
     assert method.exits is not None
     recording = record(engine, method.exits, [inputs])
@@ -134,8 +150,8 @@ def test_a_replay_equals_the_run(name: str, settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("model_type", ["bert", "albert", "electra", "patchwork"])
 @pytest.mark.parametrize("name", LABELLING)
 def test_the_ledger_equals_the_operations_executed(name: str, model_type: str) -> None:
-    backbone = tiny_backbone(model_type)
-    method, engine = make(name, backbone), PackedEngine(backbone)
+    engine, backbone = engine_of(model_type), tiny_backbone(model_type)
+    method = make(name, backbone)
     inputs = random_inputs([9, 5, 12, 5, 7, 30], types=uses_types(model_type))
     for dial in method.dial.sweep[:: max(len(method.dial.sweep) // 4, 1)]:
         executed, output = executed_flops(engine, inputs, method, dial)
