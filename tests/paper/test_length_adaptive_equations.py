@@ -139,6 +139,7 @@ def test_a_constant_ratio_counts_from_the_length_that_came_in() -> None:
     method = build("constant_ratio")
     state = ragged_state([0.0, 0.3, 0.1, 0.5, 0.2], dial=0.5)  # ceil 2.5 = 3
     assert method.decide(state).drop.tolist() == [False, False, True, False, True]
+    assert state.notes_of(method).sequences["length"].tolist() == [5]  # for the layers that follow
     state = ragged_state([0.0, 0.3, 0.5], dial=0.5, layer=2)
     state.notes_of(method).sequences["length"] = torch.tensor([5])  # ceil 1.25 = 2
     assert method.decide(state).drop.tolist() == [False, True, False]

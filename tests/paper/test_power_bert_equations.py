@@ -87,6 +87,9 @@ def test_power_bert_measures_strength_from_the_length_that_came_in() -> None:
     state = ragged_state([0.0, 0.3, 0.1, 0.5], dial=0.5, layer=2)
     state.notes_of(method).sequences["places"] = torch.tensor([6])  # six came in; layer 1 left four: 6 - 0.5·4 = 4
     assert method.decide(state) is None
+    first = ragged_state([0.0, 0.3, 0.1, 0.5, 0.2, 0.4], dial=0.5)
+    method.decide(first)
+    assert first.notes_of(method).sequences["places"].tolist() == [6]  # for the layers that follow
 
 
 def test_power_bert_without_strength_does_not_ask_for_attention() -> None:
