@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from commands import run, write_reviews
 from tiny import tiny_model, tiny_reviews
 
 from stretto import AdaptiveModel, StrettoError
-from stretto.budget.per_input import Observed, fit_per_input, ridge, solve
+from stretto.budget.per_input import Observed, fit_per_input, priced, ridge, solve
 from stretto.budget.teacher import Teacher
 from stretto.methods.length_adaptive import LengthAdaptiveConfig, PerInput
 
@@ -56,6 +57,20 @@ def test_least_squares() -> None:
     noise = torch.randn(200, 3, dtype=torch.float64, generator=dice)
     assert ridge(x, noise)[0].abs().max() < 0.05  # nothing to learn: the same for all
     assert solve(x, y, 1e6)[0].abs().max() < 1e-4
+    weight, bias = solve(x + 3, y, 1e-9)  # features need not be around 0
+    assert torch.allclose(weight, truth, atol=0.01) and torch.allclose(bias, 2 - 3 * truth.sum(dim=1), atol=0.05)
+
+
+def test_prices_become_costs_with_the_predictor() -> None:
+    per_input = PerInput(LengthAdaptiveConfig(prices=(1.0,), price_costs=(0.5,)), 4, torch.tensor([1.0, 0.5]).double())
+    with torch.no_grad():
+        per_input.linear.weight.zero_()
+        per_input.linear.bias.fill_(-5.0)
+        flops = torch.tensor([[100.0, 50.0], [100.0, 50.0]]).double()
+        observed = Observed(torch.zeros(2, 4).double(), torch.full((2, 1), -5.0).double(), flops)
+        prices, costs = priced(observed, per_input, per_input.costs)
+    assert costs == pytest.approx([(2 * 50 + 2 * 2 * 4) / 200])  # two texts, 2 · 4 FLOPs of the predictor for each
+    assert 0.5 * prices[0] >= math.exp(-5)  # what half of the cost is worth
 
 
 def test_it_reads_what_was_observed() -> None:

@@ -107,6 +107,12 @@ def check_random_decisions(model_type: str, chances: Chances, seed: int, lengths
             assert_same(alone, part(expected, name))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_follow_sequences_that_change_their_order(seed: int) -> None:
+    """After a drop the shortest come first again: of lengths so near that is another order."""
+    check_random_decisions("bert", Chances(drop_before=0.5), seed, [9, 10, 11, 12], hidden=True)
+
+
 @pytest.mark.parametrize(
     "chances",
     [

@@ -131,19 +131,19 @@ def outputs(found: dict[str, str]) -> dict[str, str]:
 def torment(verb: str, kills: int, dice: random.Random, shared: Path, place: Path) -> dict[str, Any]:
     command = COMMANDS[verb]
     place.mkdir()
-    calm = place / "calm"
-    calm.mkdir()
+    folder = place / "run"  # always the same: a model trained from another one keeps its place
+    folder.mkdir()
     began = time.monotonic()
-    code = finish(start(command, calm, shared))
+    code = finish(start(command, folder, shared))
     lasted = time.monotonic() - began
     if code != 0:
         sys.exit(f"{verb} failed undisturbed: {(place / 'log').read_text()}")
-    expected = result(calm)
+    expected = result(folder)
+    shutil.rmtree(folder)
     counts = dict.fromkeys((*GOOD, *BAD), 0)
-    for attempt in range(5 * kills):
+    for _ in range(5 * kills):
         if counts["killed"] == kills:
             break
-        folder = place / f"kill-{attempt}"
         folder.mkdir()
         child = start(command, folder, shared)
         time.sleep(dice.uniform(0, lasted))
@@ -161,7 +161,8 @@ def torment(verb: str, kills: int, dice: random.Random, shared: Path, place: Pat
         counts["another result"] += outputs(final) != expected
         counts["left behind"] += set(final) != set(expected)
         if code != 0 or final != expected:
-            print(f"{verb}: {set(final) ^ set(expected)} {(place / 'log').read_text():.600}", flush=True)
+            other = sorted(name for name in {*final, *expected} if final.get(name) != expected.get(name))
+            print(f"{verb}: {other} {(place / 'log').read_text():.600}", flush=True)
         shutil.rmtree(folder)
     return counts
 

@@ -103,6 +103,12 @@ def test_ece_does_not_let_bins_cancel() -> None:
     assert ece(logits_of([0.6, 0.95]), np.array([1, 0])) == pytest.approx((0.4 + 0.95) / 2)
 
 
+def test_the_upper_edge_belongs_to_a_bin() -> None:
+    # two bins: 0.5 (wrong) is in (0, 1/2], 0.75 (right) in (1/2, 1]
+    got = ece(np.array([[0.0, 0.0], [np.log(3), 0.0]]), np.array([1, 0]), bins=2)
+    assert got == pytest.approx((0.5 + 0.25) / 2)
+
+
 def test_ece_of_certainty() -> None:
     logits = np.array([[1000.0, 0.0], [1000.0, 0.0]])  # confidence 1 exactly: the last bin, and no overflow
     assert ece(logits, np.array([0, 0])) == 0.0

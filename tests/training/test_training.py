@@ -257,12 +257,11 @@ def test_a_checkpoint_that_loses_much_is_not_kept_for_its_saving(
 
 
 def test_thresholds_move_fast_enough_and_are_clipped_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rates, norms, step = [], [], torch.optim.AdamW.step
+    rates, usual, norms, step = [], [], [], torch.optim.AdamW.step
 
     def watched(optimizer: Any, *args: Any, **named: Any) -> Any:
         for group in optimizer.param_groups:
-            if group["apart"]:
-                rates.append(group["initial_lr"])
+            (rates if group["apart"] else usual).append(group["initial_lr"])
             both[group["apart"]] += [each.grad for each in group["params"] if each.grad is not None]
         norms.extend(float(torch.nn.utils.get_total_norm(both[apart])) for apart in (False, True))
         for found in both.values():
@@ -276,6 +275,7 @@ def test_thresholds_move_fast_enough_and_are_clipped_apart(tmp_path: Path, monke
     train(model, tiny_reviews(32), tiny_reviews(16), tmp_path / "out", skip="backbone", **QUICK, **some)
     assert norms == pytest.approx([1.0] * 8, rel=1e-3)  # φ and γ are so large that both are clipped
     assert rates == [FASTEST] * 4  # 2 · 0.99 / 4 would be more
+    assert set(usual) == {5e-4, 1e-3}  # the backbone's, the predictors'
     assert rate_to_reach(0.99, 198) == pytest.approx(0.01)  # with linear decay 198 · 0.01 / 2
     assert rate_to_reach(0.0, 198) == 0
 
