@@ -53,12 +53,11 @@ def test_of_several_formats_the_nearest_counts(monkeypatch: pytest.MonkeyPatch) 
 
 def test_depths_of_earlier_folders_stay_as_published() -> None:
     settings = {"format": 2, "method": "depth_mi", "config": {"depth_epochs": 1}, "points": []}
-    config = {"depth_epochs": 1, "direction": "shallow", "special": "full"}
-    assert migrations.to_current(settings)["config"] == config
+    assert migrations.to_current(settings)["config"] == {"depth_epochs": 1, "direction": "shallow"}
     both = migrations.to_current({**settings, "method": "depth_mi+deebert", "config": {}})["config"]
-    assert both == {"depth_mi_direction": "shallow", "depth_mi_special": "full"}
-    guessing = migrations.to_current({**settings, "method": "depth_reconstruction", "config": {"special": "deepest"}})
-    assert guessing["config"] == {"special": "deepest"}
+    assert both == {"depth_mi_direction": "shallow"}
+    named = migrations.to_current({**settings, "config": {"direction": "deep"}})
+    assert named["config"] == {"direction": "deep"}
 
 
 @pytest.mark.parametrize("version", [0, 3, "1", 1.5, None])
@@ -72,4 +71,4 @@ def test_unknown_formats(version: object, tmp_path: Path) -> None:
 def test_settings_that_are_gone_are_passed_over() -> None:
     config = {"unlabelled": "texts.txt", "penalty": 0.1}
     settings = {"format": 2, "method": "depth_reconstruction", "config": config, "points": []}
-    assert migrations.to_current(settings)["config"] == {"penalty": 0.1, "special": "full"}
+    assert migrations.to_current(settings)["config"] == {"penalty": 0.1}

@@ -38,6 +38,8 @@ def learner(method: str = "deebert", **settings: Any) -> AdaptiveModel:
         "depth_epochs": 3, "depth_learning_rate": 1e-3, "head_learning_rate": 5e-3,
     }  # fmt: skip
     epochs |= {name: value for name, value in further.items() if name in known}
+    if method == "layer_drop":
+        epochs |= {"layer_drop": 0.5}  # to be pruned to a single layer
     if method == "alberta":
         epochs |= {"predictor_learning_rate": 0.02}  # in so few steps gates would hardly move
     return tiny_model(method, **{**epochs, **settings})

@@ -64,8 +64,8 @@ def test_the_same_answer_and_cost_as_predict(name: str) -> None:
         assert explanation.prediction == model.predict(TEXT, dial)
         assert explanation.lives.shape == (5, 10)
         assert explanation.scores.shape == explanation.frozen.shape == (4, 10)
-        assert explanation.lives[: explanation.depth + 1].any(dim=1).all()
-        assert not explanation.lives[explanation.depth + 1 :].any()
+        assert explanation.lives[: explanation.answered_after + 1].any(dim=1).all()
+        assert not explanation.lives[explanation.answered_after + 1 :].any()
         never_back = explanation.lives[:-1] | ~explanation.lives[1:]
         assert never_back.all()
         json.dumps(explanation.to_json(), allow_nan=False)

@@ -15,8 +15,8 @@ Differs from the paper:
 
 - Informative words go deep (`direction="shallow"`: as published).
 - Words are those of the tokenizer, and all pieces of a word have its depth. Words that are not in the (truncated)
-  training texts go through all layers. Special tokens go as deep as the deepest word of their text (`special="full"`:
-  through all layers, as published). For regression, labels are first sorted into bins of equal size.
+  training texts, and special tokens, go through all layers (`special="deepest"`: special tokens as deep as the deepest
+  word of their text). For regression, labels are first sorted into bins of equal size.
 - The paper does not define the depth of words without information (equally frequent with each label), whose logarithm
   is infinite. Here they have the information ε. They are at one end of the scale, so ε decides the depths of all
   other words, and with them the cost. In the direction 'shallow' it is very small, so that words with any information

@@ -15,9 +15,8 @@ Differs from the paper: the sign before λ n is plus, as its own Table 4 shows. 
 each word, over texts in which a fraction of all words is masked at a time. Masking every word in turn takes as many
 passes as there are words; it is available for analysis (`occurrence_depths`, with `keep_estimator`). The masked LM is a
 copy of the fine-tuned encoder with a new head, tied to the embeddings. Whole words are masked, and always replaced by
-the mask token. A word of several pieces has their mean loss. Words that did not occur go through all layers; special
-tokens as deep as the deepest word of their text (`special="full"`: through all layers, as published). Two heads answer,
-as in `depth_mi`, and `table="random"` is the same control.
+the mask token. A word of several pieces has their mean loss. Words that did not occur, and special tokens, go through
+all layers. Two heads answer, as in `depth_mi`; `special="deepest"` and the control `table="random"` are the same too.
 
 Dial: λ, what one more layer must gain in loss. 0 is the full model. The paper's λ = 0 (the best layer at any cost)
 is the limit of small values. Training uses the published setting, 0.1.

@@ -54,9 +54,9 @@ class WordDepthConfig(DepthConfig):
     head: Literal["pooled", "mean", "model"] = "pooled"
     """Which head answers with the dial on: 'pooled', which reads maximum and mean of all tokens, as published; 'mean',
     which reads the mean through a layer of its own, as an exit does; or 'model', the model's own."""
-    special: Literal["full", "deepest"] = "deepest"
-    """Depth of special tokens such as [CLS] and [SEP]: 'deepest', that of the deepest word of the text, so that a text
-    of shallow words is answered early, or 'full', all layers, as published."""
+    special: Literal["full", "deepest"] = "full"
+    """Depth of special tokens such as [CLS] and [SEP]: 'full', all layers, as published, or 'deepest', that of the
+    deepest word of the text, so that a text of shallow words is answered early."""
     table: Literal["estimated", "random"] = "estimated"
     """Which word has which depth: as 'estimated', or 'random', the same depths shuffled over the words. The second is
     the control: what a table of depths gains without the estimate."""

@@ -22,8 +22,7 @@ EARLIER_SETTINGS: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         **{name: {"select": "attention"} for name in ("constant_ratio", "length_adaptive", "power_bert")},
         "alberta": {"pool": "cls", "exit_loss": "drawn"},
-        "depth_mi": {"direction": "shallow", "special": "full"},
-        "depth_reconstruction": {"special": "full"},
+        "depth_mi": {"direction": "shallow"},
     },
 }
 #: Method -> settings that folders of earlier formats name and nobody asks for today: they were about training alone.
