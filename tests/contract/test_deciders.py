@@ -128,3 +128,28 @@ def test_notes_on_the_input_are_read_only() -> None:
 
     with pytest.raises(TypeError, match="does not support item assignment"):
         model()[0].run(random_inputs(LENGTHS), Writer(), 0.0)
+
+
+class Freezing(Silent):
+    """Freezes every second token: once, saying later that none is to be frozen, or before every layer."""
+
+    points = frozenset({"before"})
+
+    def __init__(self, exits: ExitHeads, once: bool) -> None:
+        super().__init__(exits)
+        self.once = once
+
+    def decide(self, state: State) -> Decision:
+        second = state.position % 2 == 1
+        return Decision(freeze=second & (state.layer == 1) if self.once else second)
+
+
+def test_a_frozen_token_does_not_thaw() -> None:
+    backbone = tiny_backbone("bert")
+    exits = make("deebert", backbone).exits
+    assert exits is not None
+    once, always = (
+        PackedEngine(backbone).run(random_inputs(LENGTHS), Freezing(exits, each), 0.0) for each in (True, False)
+    )
+    assert torch.equal(once.trace.n_query, always.trace.n_query)
+    torch.testing.assert_close(once.logits, always.logits)
