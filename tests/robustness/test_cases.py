@@ -78,7 +78,7 @@ DATA: list[tuple[str, Files, int, str]] = [
     ("evaluate M d.jsonl", {"d.jsonl": '{"text": "a", "label": NaN}\n'}, 1, "expected a label in 'label', got none"),
     ("evaluate M d.csv", {"d.csv": "text,category,class\na,b,c\n"}, 1, "got category and class among"),
     ("bench model M d.csv", {"d.csv": "body\na\n"}, 1, "Name it with --text"),
-    ("search A d.csv", {"d.csv": CSV + "a,great\n"}, 1, "expected one of the labels"),
+    ("search A d.csv --objective score", {"d.csv": CSV + "a,great\n"}, 1, "expected one of the labels"),
     ("rationales M d.jsonl", {"d.jsonl": '{"text": "a", "label": "x"}\n'}, 1, "expected a list of words in 'tokens'"),
     ("calibrate M d.csv --cost 0.5", {"d.csv": ""}, 1, "expected at least one row of data, got none"),
     ("calibrate M d.csv --cost 0.5", {"d.csv": "body,stars\na,1\n"}, 1, "Name it with --text"),
