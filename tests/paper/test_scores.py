@@ -205,7 +205,7 @@ def test_scores_are_compared_at_the_same_lengths() -> None:
     method = make("power_bert", backbone)  # its own numbers of tokens are not known yet
     for name in CANDIDATES:
         method.scores.pick(name)
-        trace = PackedEngine(backbone).run(inputs, Shortened(method, 0.5), 0.0).trace
+        trace = PackedEngine(backbone).run(inputs, Shortened(method, 0.5), 0.0, keep_hidden=True).trace  # all rows
         assert trace.n_ffn.tolist() == [[7, 6, 5, 4], [11, 9, 8, 6]]
 
 
