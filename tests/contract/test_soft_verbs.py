@@ -132,7 +132,7 @@ def test_gradients_flow_into_bias_and_factor() -> None:
 def test_the_packed_engine_refuses_soft_verbs() -> None:
     engine, inputs = PackedEngine(tiny_backbone("bert")), batch()
     with pytest.raises(
-        StrettoError, match=r"'drop', 'freeze', 'gate'\] before a layer of the packed engine.*'attention_bias'"
+        StrettoError, match=r"'drop', 'freeze', 'gate', 'skip'\] before a layer of the packed engine.*'attention_bias'"
     ):
         engine.run(inputs, Scripted(lambda s: Decision(attention_bias=torch.zeros(s.n_rows)), "before"), 0.0)
     with pytest.raises(StrettoError, match=r"'drop'\] between a layer of the packed engine.*soft verbs only while"):

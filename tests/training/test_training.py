@@ -38,6 +38,8 @@ def learner(method: str = "deebert", **settings: Any) -> AdaptiveModel:
         "depth_epochs": 3, "depth_learning_rate": 1e-3, "head_learning_rate": 5e-3,
     }  # fmt: skip
     epochs |= {name: value for name, value in further.items() if name in known}
+    if method == "adapler":
+        epochs |= {"num_train_epochs": 12}  # with fewer, what three stages have learned in the end depends on the seed
     if method == "layer_drop":
         epochs |= {"layer_drop": 0.5, "drop_epochs": 12}  # to be pruned to half of the layers
     if method == "alberta":
