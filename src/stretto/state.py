@@ -1,4 +1,4 @@
-"""What a decider sees (`State`), what it says (`Decision`) and what happened (`Trace`).
+"""What a decider sees (`State`), what it returns (`Decision`) and what was computed (`Trace`).
 
 Both engines describe a batch to a decider in the same ragged form: the live tokens of all live sequences
 are rows of one matrix. A decider therefore never meets padding, masks or offsets. N is the number of
@@ -21,8 +21,8 @@ from stretto.errors import StrettoError
 Point = Literal["before", "between", "after"]
 Stack = Literal["encoder", "decoder"]
 
-#: Which verbs may be said at which point of a layer. The soft ones are for training: only the reference engine,
-#: which computes everything anyway, takes them.
+#: Which verbs are allowed at which point of a layer. The soft ones are for training: only the reference engine,
+#: which computes everything anyway, accepts them.
 VERBS: dict[Point, frozenset[str]] = {
     "before": frozenset({"drop", "freeze", "gate", "skip", "attention_bias"}),
     "between": frozenset({"drop", "output_factor"}),
@@ -48,7 +48,7 @@ class Inputs:
     protected: Tensor | None = None
     """[batch, columns] bool: tokens that may never be dropped, besides position 0, which never may."""
     notes: dict[str, Tensor] = field(default_factory=dict)
-    """What is known of each token before the first layer, [batch, columns] each; becomes `State.input_notes`."""
+    """Known facts about each token before the first layer, [batch, columns] each; becomes `State.input_notes`."""
 
     def __post_init__(self) -> None:
         if self.input_ids.dim() != 2 or self.input_ids.shape != self.attention_mask.shape:
@@ -94,7 +94,7 @@ class Compared(NamedTuple):
     what: str
     value: Tensor
     bound: Tensor
-    """What the value is compared with: the dial, or what a decider makes of it."""
+    """What the value is compared with: the dial, or a number computed from it."""
     logits: bool = False
     """Both are logits. `stretto explain` shows them as probabilities."""
 
@@ -112,11 +112,11 @@ class Decision:
     gate: Tensor | None = None
     """[B] factor on what both residual branches of this layer (attention, FFN) add to a sequence; 1 is no gate."""
     skip: Tensor | None = None
-    """[B] bool: sequences that leave this layer out. Their rows pass unchanged, and nothing is computed for them."""
+    """[B] bool: sequences that skip this layer. Their rows pass unchanged, and nothing is computed for them."""
     attention_bias: Tensor | None = None
     """[N] soft drop: added to every attention score on this row, in this layer and all later ones."""
     output_factor: Tensor | None = None
-    """[N] soft drop: a factor on what the row's attention block puts out, before the FFN."""
+    """[N] soft drop: a factor on the output of the row's attention block, before the FFN."""
     score: Tensor | None = None
     """[N] what the rows were ranked by. Not a verb: the engines do nothing with it, `stretto explain` shows it."""
     depth: Tensor | None = None
@@ -190,24 +190,24 @@ class State:
     protected: Tensor
     """[N] True where the token may not be dropped."""
     ids: Tensor
-    """[B] index of each live sequence in the batch that came in."""
+    """[B] index of each live sequence in the input batch."""
     row_ids: Tensor
-    """[N] index of each live row among all rows that came in."""
+    """[N] index of each live row among all rows of the input batch."""
     dial: Tensor
     """[B] the dial, per sequence."""
     lengths: Tensor
     """[B] live rows per sequence."""
     spent: Tensor
-    """[B] multiply-adds the deciders used; the engine writes them down when a sequence leaves."""
+    """[B] multiply-adds of the deciders so far; the engine adds them to the trace when a sequence leaves."""
     stack: Stack = "encoder"
     """Which stack of layers is running: in a decoder `layer` counts its blocks, and each row is the newest token of a
     text that is being written."""
     step: int = 0
-    """How many tokens of those texts came before: the position of the rows. An encoder has one step."""
+    """How many tokens of those texts were written before: the position of the rows. An encoder has one step."""
     gate: Tensor | None = None
-    """[B] the factor on this layer's residual branches, if one was said before it."""
+    """[B] the factor on this layer's residual branches, if a decider returned one before it."""
     skip: Tensor | None = None
-    """[B] True where the sequence leaves this layer out; None: none does."""
+    """[B] True where the sequence skips this layer; None: none does."""
     any_frozen: bool = False
     """Whether some row may be frozen: most deciders never freeze, and then no check is needed."""
     input_notes: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
@@ -215,10 +215,10 @@ class State:
     notes: dict[Hashable, Notes] = field(default_factory=dict)
     """What each decider has noted (see `notes_of`)."""
     context: Any = None
-    """What this pass is for, if it is not plain serving (a training pass, a configuration under search): an object of
-    the method's own, as given to the engine's `run`."""
+    """What this pass is for, if it is not plain inference (a training pass, a configuration under search): the object
+    that the method gave to the engine's `run`."""
     providers: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
-    """What an engine computes only if a decider asks: see `exit_logits`, `pooled`, `attention_received`."""
+    """What an engine computes only if a decider reads it: see `exit_logits`, `pooled`, `attention_received`."""
 
     @property
     def n_rows(self) -> int:
@@ -255,7 +255,7 @@ class State:
 
     @property
     def exit_logits(self) -> Tensor:
-        """[B, C] answers of the exit at this layer. Asking costs: the exit is run and counted."""
+        """[B, C] answers of the exit at this layer. Reading them has a cost: the exit is run and counted."""
         return self._provided("exit_logits")
 
     @property
@@ -280,7 +280,7 @@ class State:
     def _provided(self, what: str) -> Tensor:
         if what not in self.providers:
             raise StrettoError(
-                f"Expected a question that can be answered {self.point} layer {self.layer}, got '{what}'. "
+                f"Expected a value that is available {self.point} layer {self.layer}, got '{what}'. "
                 "Exit logits exist after layers 1..L-1 of a decider with exits; attention exists between."
             )
         return self.providers[what]()
@@ -334,7 +334,7 @@ class State:
         return index
 
     def _take_rows(self, index: Tensor) -> None:
-        """`index` ([M] indices of rows) says which stay and in which order."""
+        """Keep the rows `index` ([M] indices), in this order."""
         for name in ("sequence", *OF_ROWS):
             setattr(self, name, getattr(self, name).index_select(0, index))
         if self.input_notes:
@@ -343,7 +343,7 @@ class State:
             notes.rows = taken(notes.rows, index)
 
     def _take_sequences(self, which: Tensor) -> None:
-        """`which` (indices of sequences) says which stay and in which order."""
+        """Keep the sequences `which` (indices), in this order."""
         for name in OF_SEQUENCES:
             setattr(self, name, getattr(self, name).index_select(0, which))
         self.gate, self.skip = (None if said is None else said[which] for said in (self.gate, self.skip))
@@ -356,9 +356,9 @@ class Trace:
     """What was executed, per sequence of the batch (B) and layer (L). `stretto.engine.cost` turns it into FLOPs."""
 
     stack: ClassVar[Stack] = "encoder"
-    """Whose layers these are. Those of a decoder, over all steps, are counted by `engine.decode_cost.DecoderTrace`."""
+    """The stack of these layers. The blocks of a decoder are counted by `engine.written.DecoderTrace`."""
     lengths: Tensor
-    """[B] tokens that came in."""
+    """[B] tokens of the input."""
     n_query: Tensor
     """[B, L] rows whose attention scores were computed."""
     n_key: Tensor
@@ -368,8 +368,8 @@ class Trace:
     decider_macs: Tensor
     """[B] multiply-adds of everything that is not a layer: exits, predictors, the final head."""
     skipped: Tensor
-    """[B, L] of the n_key · (n_query + n_ffn) pairs of a query and a key, for scores and for weighted sums, those that
-    were not computed because a local window hides them."""
+    """[B, L] pairs of a query and a key that were not computed because a local window hides them. Without a window
+    there are n_key · n_query pairs for the scores and n_key · n_ffn for the weighted sums."""
 
     @property
     def depth(self) -> Tensor:
@@ -377,7 +377,7 @@ class Trace:
         return (self.n_query > 0).sum(dim=1)
 
     def one(self, index: int) -> Trace:
-        """That of a single sequence."""
+        """The trace of one sequence."""
         return Trace(**{name: value[index : index + 1] for name, value in vars(self).items()})
 
     @staticmethod
@@ -394,7 +394,7 @@ class Output:
     trace: Trace
     hidden: Tensor | None = None
     """[B, T, d] last state of each token as the head reads it, column = position; zeros where a token was dropped and
-    not restored. None if nobody asked for it."""
+    not restored. None unless `keep_hidden` was set."""
     read: Tensor | None = None
-    """[B, d] what the model's head read of each sequence as it left, or would have read; None if `hidden` is, and where
+    """[B, d] what the model's head read of each sequence when it left, or would have read. None if `hidden` is None or
     every token is answered."""

@@ -70,7 +70,7 @@ class Books:
         self.pending: list[Counted] = []  # written all at once when they are read: many small writes are slow
 
     def enter(self, lengths: Tensor, first_rows: Tensor, macs: Tensor) -> None:
-        """New sequences; [B] tokens, numbers of their first rows, multiply-adds spent so far."""
+        """New sequences; [B] tokens, numbers of their first rows, multiply-adds of deciders so far."""
         self._write()
         first = self.ring.reserve(len(lengths))
         numbers = torch.arange(first, self.ring.end, device=lengths.device) % len(self.ring.table)

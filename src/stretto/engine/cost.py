@@ -14,11 +14,11 @@ n_query = n_ffn and the formula is the usual one. Exits, predictors, the final h
 the trace. FLOPs are twice the multiply-adds.
 
 Windows are counted as executed. Up to `SHORT` keys the packed engine computes all pairs of a query and a key, and masks
-those that a local window hides: they count. Of longer sequences it skips most of them (`stretto.engine.windows`), and
-the trace says how many. The full model, which `cost` is a fraction of, computes all pairs and masks them.
+those that a local window hides: they count. In longer sequences it skips most hidden pairs (`stretto.engine.windows`);
+the trace has their number. The full model, the denominator of `cost`, computes all pairs and masks them.
 
 Where the model's head reads position 0 alone, the last layer has one query and one row in the FFN per sequence, and
-keys and values of all rows: in the full model, too (`updated_rows`).
+keys and values of all rows. The same holds for the full model (`updated_rows`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Cost:
     full: Tensor
     """[B] FLOPs of the full model on the same sequences."""
     depth: Tensor
-    """[B] layers run; of texts the decoder blocks that a token went through on average."""
+    """[B] layers run; for texts the average number of decoder blocks that a token went through."""
 
     @classmethod
     def of(cls, trace: Trace | TextTrace, backbone: Backbone) -> Cost:

@@ -1,8 +1,8 @@
-"""What the engines ask: a `Decider`, which is a method, or something that only watches, records or follows a script.
+"""The interface that the engines call: a `Decider`. It is a method, or it only watches, records or follows a script.
 
-A `Decider` names the points where it is asked, and decides there. It owns no loop and no mask. Its notes between layers
-are its own (`State.notes_of`), so that several deciders can work on one `State`. `ask` asks one of them, optionally at
-another dial.
+A `Decider` names the points where it is called, and decides there. It has no loop and no mask. Its notes between layers
+are private (`State.notes_of`), so that several deciders can work on one `State`. `ask` calls one of them, optionally
+with another dial.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Exits(LayerExits, Protocol):
 
 
 class OwnHead(Protocol):
-    """A head that answers some sequences instead of the model's own. All their rows of the last layer are computed,
-    also where the model's head reads one."""
+    """A head that answers some sequences instead of the model's own. For them all rows of the last layer are computed,
+    even if the model's head reads only one."""
 
     macs: int
     """Multiply-adds for one sequence."""
@@ -63,7 +63,7 @@ class Decider(Protocol):
 
     @property
     def stacks(self) -> frozenset[Stack]:
-        """Of which stacks: the encoder, the decoder, or both (`State.stack`)."""
+        """In which stacks it is called: the encoder, the decoder, or both (`State.stack`)."""
 
     @property
     def exits(self) -> Exits | None:

@@ -1,9 +1,9 @@
 """The decoder engine: texts written token by token, the live rows of all sentences in one matrix. Inference only.
 
 A row is a sentence, or one of its beams. At each step every row has one new token. A token that a decider freezes
-before a block leaves there: it is not computed above, and the output head reads the state it left with. What it would
-have written above it is made up for when its row next goes that deep (`decode_cache`). A sentence that has ended leaves
-alone. With nobody deciding, texts are those of Hugging Face's `generate` on the same weights.
+before a block leaves there: it is not computed above, and the output head reads the state it left with. Its keys and
+values in the blocks above are computed later, when its row next goes that deep (`decode_cache`). A sentence leaves as
+soon as it has ended. Without a decider the texts equal those of Hugging Face's `generate` on the same weights.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DecoderEngine:
 
 
 class Writing:
-    """Sentences on their way: one token for every row at each step."""
+    """Sentences being written: one token for every row at each step."""
 
     def __init__(
         self, engine: DecoderEngine, source: Source, ids: Tensor, generation: Generation, decider: Decider,
@@ -86,7 +86,7 @@ class Writing:
         self.last_block = torch.full_like(self.numbers, self.engine.backbone.n_blocks)
 
     def step(self) -> list[tuple[int, Text]]:
-        """One token for every row; the sentences (by number) that have ended."""
+        """Write one token for every row; return the sentences (by number) that have ended."""
         memory, backbone = self.memory, self.engine.backbone
         memory.add_token()
         bias = backbone.decoder_bias(memory.length + 1)
@@ -104,7 +104,7 @@ class Writing:
         return self._follow(self.search.advance(logits, exits))
 
     def _follow(self, advance: Advance) -> list[tuple[int, Text]]:
-        """Reorder what is kept, and let the sentences go that have ended."""
+        """Reorder what is kept, and remove the sentences that have ended."""
         rows, stay, memory, before = advance.rows, advance.stay, self.memory, self.numbers
         ended = [(int(self.ids[index]), text) for index, text in advance.ended]
         if stay is not None:

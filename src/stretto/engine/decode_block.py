@@ -1,6 +1,6 @@
 """One decoder block for the rows of a step: its weights laid out once, and its products.
 
-In a small model a step costs little more than the calls it makes, so calls are what is saved here: keys and values are
+In a small model most of a step's time is the overhead of its calls, so this code makes few calls: keys and values are
 written in one copy, and nothing is gathered while all rows are live.
 """
 
@@ -21,7 +21,7 @@ from stretto.engine.parts import rounded
 
 
 class Live(NamedTuple):
-    """The rows that come to a block."""
+    """The rows that enter a block."""
 
     n_rows: int
     rows: Tensor | None
@@ -31,7 +31,7 @@ class Live(NamedTuple):
 
 
 class PackedBlock:
-    """Rows are [M, d] with M a little above the number of live rows (`few`), so that oneDNN meets few shapes."""
+    """Rows are [M, d] with M a little above the number of live rows (`few`), so that oneDNN sees few shapes."""
 
     def __init__(self, spec: BlockSpec, number: int, dtype: str) -> None:
         self.spec, self.number, self.dtype = spec, number, dtype
@@ -77,7 +77,7 @@ class PackedBlock:
     def _attend(
         self, read: Tensor, live: Live, memory: Memory, missing: tuple[Tensor, Tensor] | None, bias: Tensor | None
     ) -> Tensor:
-        """[M, d] -> [count, inner]: write keys and values, those that were missing too, and look at all of them."""
+        """[M, d] -> [count, inner]: write keys and values, also missing ones of older tokens, then attend to all."""
         count, rows, _ = live
         own, here, heads, size = memory.own[self.number], memory.length, self.heads, self.size
         if missing is None:

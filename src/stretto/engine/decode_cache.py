@@ -75,7 +75,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -
 
 @dataclass
 class SourceGroup:
-    """Neighbouring sentences whose sources are nearly of a length, from sentence `first` on."""
+    """Neighbouring sentences with sources of nearly equal length, from sentence `first` on."""
 
     first: int
     lengths: Tensor
@@ -83,7 +83,7 @@ class SourceGroup:
     bias: Tensor | None
     """[count, 1, 1, longest]: minus infinity where a sentence has no token; None: all have."""
     kv: dict[int, Tensor]
-    """Block -> [2, count, heads, longest, size] keys and values. A block that no sentence came to has none."""
+    """Block -> [2, count, heads, longest, size] keys and values. A block that no sentence entered has none."""
 
     @property
     def end(self) -> int:
@@ -134,12 +134,12 @@ class SourceKeys:
                 bias = like.new_zeros(absent.shape).masked_fill_(absent, -torch.inf)[:, None, None, :]
             self.groups.append(SourceGroup(first, of, bias, {}))
         self.ready = torch.zeros(n_blocks, len(lengths), dtype=torch.bool, device=lengths.device)
-        """[N, S] whose source has been projected: a sentence that never comes to a block needs no keys there."""
+        """[N, S] bool: the source is projected. A sentence that never enters a block needs no keys there."""
         self.all_ready = [False] * n_blocks
 
     def new(self, block: int, sentences: Tensor | None) -> Tensor | None:
-        """Which of these sentences (indices, possibly repeated; None: all) come to a block for the first time, in
-        ascending order; None: no one does."""
+        """Which of these sentences (indices, possibly repeated; None: all) enter a block for the first time, in
+        ascending order; None: none of them."""
         if self.all_ready[block]:
             return None
         missing = ~self.ready[block]
@@ -236,8 +236,8 @@ class Memory:
             self.waiting[:, :, self.length] = True
 
     def missing(self, block: int, rows: Tensor | None, count: int) -> tuple[Tensor, Tensor] | None:
-        """Which (row, position) have no keys and values in a block that `count` rows (None: all) now come to, and get
-        them there; None: only the newest token of each."""
+        """Which (row, position) have no keys and values yet in a block that `count` rows (None: all) now enter. They
+        get them there. None: only the newest token of each row."""
         if self.waiting is None or block == 0:  # every token goes through the first block
             return None
         waiting = self.waiting[block, :, : self.length + 1]
@@ -254,12 +254,12 @@ class Memory:
 
     @property
     def exits(self) -> Tensor:
-        """[R] the block at which the newest token of each row left: it has come to all blocks before."""
+        """[R] the block at which the newest token of each row left: it went through all blocks before."""
         assert self.waiting is not None
         return self.waiting.shape[0] - self.waiting[1:, :, self.length].sum(dim=0)
 
     def take(self, rows: Tensor) -> None:
-        """After a step: let these rows (indices, with repetition) be all there are."""
+        """After a step: keep only these rows (indices, with repetition)."""
         count, length = len(rows), self.length
         kept = self.own[..., :length, :]
         kept[:, :, :count] = kept.index_select(2, rows)  # in place: fresh memory would cost more than the copy

@@ -3,11 +3,13 @@
 Per sentence and block, in multiply-adds (d hidden size, w width of all heads, f size of the FFN):
 
     tokens · (4 d w + 2 d f)           own query and output; query and output of the attention to the source; FFN
-    + projected · 2 d w                own keys and values: of tokens that came here, and of those that had left below
+    + projected · 2 d w                own keys and values: of tokens that entered the block, and of those that had
+                                       left below it
     + source · 2 d w                   keys and values of the source, once
     + 2 w (pairs + tokens · n_source)  scores and weighted sums, own and to the source
 
-and the output head, d V for every state it read. Deciders add theirs. FLOPs are twice the multiply-adds.
+and the output head, d V for every state it read. The multiply-adds of deciders are added. FLOPs are twice the
+multiply-adds.
 """
 
 from __future__ import annotations

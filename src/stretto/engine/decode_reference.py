@@ -1,6 +1,6 @@
 """The decoder on Hugging Face's own modules, whole texts at once: for training, and as the oracle of the engine.
 
-Tokens are given (teacher forcing), so the state of every token after every block is at hand. B texts of T tokens, S
+Tokens are given (teacher forcing), so the state of every token after every block is known. B texts of T tokens, S
 columns of source, N blocks, V the size of the vocabulary.
 """
 
@@ -29,7 +29,7 @@ class Given:
 
     @classmethod
     def taught(cls, source: Tensor, source_mask: Tensor, labels: Tensor, config: Any) -> Given:
-        """[B, T] the tokens of right texts (negative where there is none): each is to be said after those before it."""
+        """[B, T] the tokens of right texts (negative where there is none): each is predicted from those before it."""
         shifted = labels.new_full(labels.shape, config.decoder_start_token_id)
         shifted[:, 1:] = labels[:, :-1]
         return cls(source, source_mask, shifted.masked_fill(shifted < 0, config.pad_token_id))
@@ -52,8 +52,8 @@ class DecoderReference:
         return found
 
     def states_at(self, given: Given, exits: Tensor) -> Tensor:
-        """[B, T, d]: the state each token left with at the block `exits` ([B, T], from 1) says. Above it its state is
-        copied: that is what deeper tokens see."""
+        """[B, T, d]: the state of each token after the block where it leaves, `exits` ([B, T], from 1). Above that
+        block its state is copied: that is what deeper tokens see."""
         hidden = self.backbone.embed_texts(given.tokens)
         for number in range(self.backbone.n_blocks):
             goes_on = (exits > number).unsqueeze(2)

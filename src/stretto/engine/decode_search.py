@@ -1,6 +1,6 @@
-"""From scores to texts: greedy decoding and beam search, step by step, a sentence leaving when it has ended.
+"""From scores to texts: greedy decoding and beam search, step by step. A sentence leaves when it has ended.
 
-Both do for each sentence what Hugging Face's `generate` does for it. S live sentences of K beams each are rows
+Both give each sentence the text that Hugging Face's `generate` gives it. S live sentences of K beams each are rows
 [S * K]; V is the size of the vocabulary.
 """
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from stretto.engine.generation import Generation
 from stretto.engine.written import Text
 
-#: As good as minus infinity: what `generate` gives beams that are not to be taken.
+#: Practically minus infinity: the score that `generate` gives beams that must not be chosen.
 NEVER = -1.0e9
-#: Of how many scores `best_of` looks at the highest first, and how many there must be for that to pay.
+#: `best_of` first takes the maximum of stretches of this many scores; only if there are at least so many scores.
 STRETCH, LARGE = 128, 1 << 15
 
 
@@ -26,7 +26,7 @@ class Advance:
     """What one step decided."""
 
     rows: Tensor | None
-    """Rows (indices of those before the step) the next step continues, for all sentences; None: as they stand."""
+    """Rows (indices of those before the step) that the next step continues, for all sentences; None: unchanged."""
     ended: list[tuple[int, Text]]
     """Sentences (indices among those before the step) that leave, with their texts."""
     stay: Tensor | None
@@ -48,8 +48,8 @@ def hits(tokens: Tensor, ends: Tensor) -> Tensor:
 
 
 def best_of(scores: Tensor) -> Tensor:
-    """[R, V] -> [R] the first of the highest scores. torch's argmax is not vectorised: with a large vocabulary it takes
-    as long as some blocks. Its maximum is, so that only the stretch that has it is searched."""
+    """[R, V] -> [R] the index of the highest score, the first of equals. torch's argmax is not vectorised: with a large
+    vocabulary it takes as long as some blocks. Its maximum is vectorised, so only the stretch with it is searched."""
     rows, vocabulary = scores.shape
     if rows * vocabulary < LARGE:
         return scores.argmax(dim=1)
@@ -170,7 +170,7 @@ class Beam:
         return Text(tokens, float(scores[number, which]), exits[number, parent].tolist())
 
     def _is_done(self, ends: Tensor, generated: int) -> Tensor:
-        """[S] nothing open can beat what is finished, all beams are full, or nothing can go on.
+        """[S] bool: no open text can beat the finished ones, all beams are full, or no beam can continue.
 
         `generated` tokens were generated, this step's included."""
         generation = self.generation
@@ -190,5 +190,5 @@ class Beam:
 
 
 def by_beam(values: Tensor, beam: Tensor) -> Tensor:
-    """[S, K, T], [S, K'] -> [S, K', T]: of each sentence these beams."""
+    """[S, K, T], [S, K'] -> [S, K', T]: these beams of each sentence."""
     return values.gather(1, beam.unsqueeze(2).expand(-1, -1, values.shape[2]))

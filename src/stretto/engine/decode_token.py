@@ -1,4 +1,4 @@
-"""The newest tokens of all rows, on their way through the blocks of one step."""
+"""The newest tokens of all rows, while they go through the blocks of one step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Token:
         rows = x.shape[0]
         self.writing = writing
         self.x = fill(x, few(rows))
-        """[M, d]: the live rows, and a few more that nobody reads."""
+        """[M, d]: the live rows, then a few unused rows."""
         self.live = Live(rows, None, None)
         self.numbers = writing.sentences
         """[R'] the number of each live row's sentence."""
@@ -30,7 +30,7 @@ class Token:
         self.state: State | None = None
 
     def through(self, block: PackedBlock, bias: Tensor | None) -> None:
-        """The live rows through one block, with what it needs that is not there yet."""
+        """Run one block for the live rows; keys and values that it needs and that are missing are made first."""
         writing, memory, number = self.writing, self.writing.memory, block.number
         if (new := memory.source.new(number, self.live.sentences)) is not None:
             block.project_source(memory, writing.source, new)
@@ -47,7 +47,7 @@ class Token:
         return states.copy_(live) if rows is None else states.index_copy_(0, rows, live)
 
     def ask(self, block: int) -> None:
-        """Let the decider say which rows go no further than the blocks below `block` (from 0)."""
+        """Let the decider choose which rows leave before `block` (from 0)."""
         writing, live = self.writing, self.x[: self.live.n_rows]
         self.keep()
         state = self.state = self._state()
@@ -77,7 +77,7 @@ class Token:
             self._leave(decision.freeze, seen[0] if seen else None)
 
     def _state(self) -> State:
-        """What the decider sees of the live rows; the same one all the way, made smaller where rows leave."""
+        """What the decider sees of the live rows. It is one object for all blocks, which shrinks where rows leave."""
         if self.state is not None:
             return self.state
         writing, here = self.writing, self.writing.memory.length
@@ -88,7 +88,7 @@ class Token:
         )  # fmt: skip
 
     def _leave(self, leaving: Tensor, logits: Tensor | None) -> None:
-        """The live rows `leaving` ([R'] bool) stay as they are, the others go on."""
+        """The live rows `leaving` ([R'] bool) keep their state, the others continue."""
         state, beams = self.state, self.writing.beams
         stay = (~leaving).nonzero().squeeze(1)
         count = stay.shape[0]
@@ -110,7 +110,7 @@ class Token:
             notes.sequences, notes.rows = taken(notes.sequences, stay), taken(notes.rows, stay)
 
     def _answer(self, rows: Tensor, logits: Tensor) -> None:
-        """The rows' logits ([…, V]) are known already: their decider has asked for them."""
+        """Keep the rows' logits ([…, V]), which their decider has read."""
         if self.logits is None:
             self.logits = logits.new_empty(self.writing.memory.n_rows, logits.shape[1])
             self.answered = torch.zeros_like(self.writing.none)
@@ -124,7 +124,7 @@ class Token:
         return self.writing.last_block if self.live.rows is None else self.writing.memory.exits
 
     def answers(self) -> Tensor:
-        """[R, V]: what the output head says to the states the rows left with. One product for all not yet answered."""
+        """[R, V]: logits of the states the rows left with. One product for all rows without logits."""
         writing = self.writing
         if self.live.rows is None:
             writing.ledger.read(self.numbers)

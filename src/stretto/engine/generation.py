@@ -43,14 +43,14 @@ class Generation:
     early_stopping: bool | str = False
 
     def processed(self, tokens: Tensor, scores: Tensor) -> Tensor:
-        """[R, V]: what the processors make of scores, which may be written to. transformers' own list looks at their
-        signatures every time."""
+        """[R, V]: the scores after all processors; the scores given may be overwritten. transformers' own list is not
+        used because it inspects the processors' signatures every time."""
         for process in self.processors:
             scores = process(tokens, scores)
         return scores
 
     def following(self, tokens: Sequence[int]) -> Generation:
-        """To write this one text again, token by token."""
+        """Settings that reproduce this one text, token by token."""
 
         def follow(written: Tensor, scores: Tensor) -> Tensor:
             scores = scores.clone()
@@ -129,4 +129,4 @@ def check(config: Any, unknown: dict[str, Any]) -> None:
         )
     for name, plain in UNSUPPORTED.items():
         if (value := getattr(config, name, None)) not in plain:
-            raise StrettoError(f"Expected {name} to be unset, got {value}. This decoder does not have it.")
+            raise StrettoError(f"Expected {name} to be unset, got {value}. This decoder does not support it.")

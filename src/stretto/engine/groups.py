@@ -26,7 +26,8 @@ MOST_PADDING = 1 / 128
 
 
 class LayerShape(NamedTuple):
-    """What the products of a layer depend on. The unit is the pair of a query and a key: its score and weighted sum."""
+    """What the size of a layer's products depends on. The unit is a pair of a query and a key: its score and weighted
+    sum."""
 
     heads: int
     relative: int
@@ -64,7 +65,7 @@ class Block:
         return min(self.sizes) == self.most
 
     def spread(self, packed: Tensor) -> Tensor:
-        """[N, ...] -> [count, most, ...]: a view if sizes are equal, else with some row where one is missing."""
+        """[N, ...] -> [count, most, ...]: a view if sizes are equal, else any row in place of a missing one."""
         rows = packed[self.place] if self.is_even else packed.index_select(0, self._row_of_cell)
         return rows.view(len(self.sizes), self.most, *packed.shape[1:])
 

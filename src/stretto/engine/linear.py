@@ -18,7 +18,7 @@ DTYPES = ("float32", "int8")
 #: Activations that oneDNN computes within a product, by its name for them.
 FUSED: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "tanh": torch.tanh, "relu": F.relu}
 
-#: Up to so many rows a `StepProduct` does without oneDNN; with a small weight up to `MANY_ROWS`, with a large one only
+#: A `StepProduct` does not use oneDNN up to so many rows; with a small weight up to `MANY_ROWS`, with a large one only
 #: for a single row.
 FEW_ROWS, MANY_ROWS = 16, 128
 #: Weights of fewer numbers are small: int8 too gains nothing there. More than the other are large: the output head.
@@ -75,7 +75,7 @@ class OneDnnProduct:
 
 class StepProduct:
     """The product of a decoder's step, which has from one to a few dozen rows. Which kernel is fastest depends on their
-    number; a layout of the weight that none of them has needed yet is not made.
+    number. Each layout of the weight is made when it is first needed.
 
     One row: the weight as it is. A few, or a small weight: the weight transposed, since oneDNN takes 20 µs for any
     product at all. More: oneDNN."""

@@ -70,7 +70,8 @@ class PackedEngine:
         return stepping.run.output(*inputs.input_ids.shape)
 
     def through(self, run: Run, layer: int, part: Part) -> list[Part]:
-        """One layer (from 1) for one part; what is left of it, in two parts if only some sequences leave it out."""
+        """Run one layer (from 1) for one part; return what is left of it, in two parts if only some sequences skip the
+        layer."""
         part = Part(part.state, self._before(run, layer, part))
         skip = part.state.skip
         if skip is None or bool(skip.all()):
@@ -78,7 +79,7 @@ class PackedEngine:
         return [self._after(run, layer, only(part, which)) for which in (skip, ~skip)]
 
     def _after(self, run: Run, layer: int, part: Part) -> Part:
-        """The layer itself, unless it is left out, and the exits after it."""
+        """The layer itself, unless it is skipped, and the exits after it."""
         state, rows = part.state, part.matrix
         if state.n_sequences:
             if state.skip is None or not bool(state.skip.all()):

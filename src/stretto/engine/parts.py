@@ -43,7 +43,7 @@ def round_up(rows: int) -> int:
 
 
 def take(matrix: Tensor, index: Tensor) -> Tensor:
-    """The indexed rows, rounded up; what stands in the surplus rows is never read (but must be finite)."""
+    """The indexed rows, rounded up; the content of the surplus rows is never read (but must be finite)."""
     missing = round_up(len(index)) - len(index)
     return matrix.index_select(0, F.pad(index, (0, missing)) if missing else index)
 
@@ -69,14 +69,14 @@ def cut(lengths: Tensor, batch_size: int | None) -> list[Tensor]:
 
 
 def joined(parts: Sequence[Part]) -> Part:
-    """One part of several; the shortest sequences stand first again."""
+    """Join several parts; the shortest sequences come first again."""
     state = State.join([part.state for part in parts])
     rows = torch.cat([part.matrix[: part.state.n_rows] for part in parts])
     return Part(state, take(rows, state.sort_by_length()))
 
 
 def only(part: Part, which: Tensor) -> Part:
-    """Those of the sequences where `which` ([B] bool) is True; the part itself stays as it is."""
+    """A new part with the sequences where `which` ([B] bool) is True; this one is not changed."""
     own = {who: Notes(dict(notes.sequences), dict(notes.rows)) for who, notes in part.state.notes.items()}
     state = replace(part.state, notes=own)
     return Part(state, take(part.matrix, state.forget_sequences((~which).nonzero().squeeze(1))))

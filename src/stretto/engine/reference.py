@@ -81,10 +81,10 @@ class PaddedTable:
 
 @contextmanager
 def scaled(linear: nn.Linear, factor: Tensor | None) -> Iterator[None]:
-    """Inside, what `linear` puts out is multiplied by `factor` (None: 1).
+    """Inside the `with` block the output of `linear` is multiplied by `factor` (None: 1).
 
-    With the last Linear of a residual branch that scales the branch: only dropout follows, and a factor may go through
-    it."""
+    With the last Linear of a residual branch this scales the branch: only dropout follows, which a factor commutes
+    with."""
     if factor is None:
         yield
         return
@@ -127,7 +127,7 @@ class ReferenceEngine:
         """Nothing decided: [B, T, d] after the embeddings and after each of the first `depth` layers (default: all).
 
         After the last layer it is what the head reads, as in Hugging Face's `hidden_states`. No gradient comes back
-        from above the layers in `cut` (from 1). `embedded` ([B, T, d]) may stand in for the embeddings' own output."""
+        from above the layers in `cut` (from 1). `embedded` ([B, T, d]), if given, replaces the embeddings' output."""
         hidden = self.embed(inputs) if embedded is None else embedded
         bias_of = undisturbed_bias(inputs, hidden)
         states = [hidden]
@@ -148,7 +148,7 @@ class ReferenceEngine:
         self, inputs: Inputs, decider: Decider, dial: float | Tensor, *,
         keep_hidden: bool = False, skip: Collection[int] = (), cut: Collection[int] = (), context: Any = None,
     ) -> Output:  # fmt: skip
-        """What the packed engine computes, differentiably. Layers in `skip` (from 1) are left out for all sequences; no
+        """What the packed engine computes, differentiably. Layers in `skip` (from 1) are skipped for all sequences; no
         gradient comes back from above the layers in `cut`.
 
         `context` reaches the decider as `State.context`."""
@@ -190,7 +190,7 @@ class ReferenceEngine:
         received = partial(self._attention_received, spec, table, bias, table.spread(updated))
         spent = state.spent
         decision = run.ask(state, "between", layer, table.rows, attention_received=received)
-        if state.skip is not None:  # in the packed engine, who leaves the layer out is not asked and pays nothing
+        if state.skip is not None:  # in the packed engine the decider is not called for these sequences
             state.spent = torch.where(state.skip, spent, state.spent)
             if decision.drop is not None:
                 decision = replace(decision, drop=decision.drop & ~state.skip[state.sequence])

@@ -34,8 +34,8 @@ START = Numbers(0, 0)
 def first_state(
     inputs: Inputs, dial: float | Tensor, order: Tensor | None = None, context: Any = None, first: Numbers = START
 ) -> State:
-    """All tokens live. `order` says which sequences there are (default: all of them), as they stand; `first` where
-    numbers start that others have before them."""
+    """The state of new sequences, all tokens live. `order` lists the sequences of the batch to take (default: all, in
+    their order); `first` holds the first free numbers, as earlier sequences use those below."""
     mask = inputs.attention_mask.bool()
     ids = torch.arange(len(mask), device=mask.device) if order is None else order
     sequence, column = mask[ids].nonzero(as_tuple=True)
@@ -99,7 +99,7 @@ class Departure(NamedTuple):
     logits: Tensor
     """[k, C]; where every token is answered [rows, C], all tokens of one sequence after another."""
     read: Tensor | None
-    """[k, d] what the model's head read, or would have read; None if nobody asks (see `Output.read`)."""
+    """[k, d] what the model's head read, or would have read; None unless it is kept (see `Output.read`)."""
 
 
 def in_order(rows: Tensor, numbers: Tensor, count: int) -> Tensor:
@@ -194,8 +194,8 @@ class Run:
         return done if len(done) else None
 
     def first_row_alone(self, state: State, layer: int) -> Tensor | None:
-        """[B] bool: sequences of which only position 0 is read behind this layer. None: there is none, or the other
-        rows are kept. Behind other layers than the last it is not known who will leave."""
+        """[B] bool: sequences where only position 0 is read after this layer. None: there is none, or the other rows
+        are kept. Before the last layer it is not yet known which sequences will leave."""
         if layer < self.backbone.n_layers or not self.head.first_row or self.shelf is not None:
             return None
         own = self.decider.own_head()
@@ -203,15 +203,15 @@ class Run:
         return alone if own is None or bool(alone.any()) else None
 
     def freeze_unread(self, state: State, layer: int) -> None:
-        """Rows that nobody reads behind the last layer are keys and values there, but are not updated."""
+        """In the last layer, rows that the head does not read are keys and values, but are not updated."""
         alone = self.first_row_alone(state, layer)
         if alone is not None:
             state.frozen = state.frozen | (state.position > 0) & alone[state.sequence]
             state.any_frozen = True
 
     def count(self, state: State, layer: int, n_query: Tensor, n_ffn: Tensor, skipped: Tensor | None) -> None:
-        """Count one layer's rows, and the pairs that a window let it skip (all [B]); keys are all live rows, but of
-        sequences that leave the layer out."""
+        """Count one layer's rows, and the pairs that a window let it skip (all [B]). Keys are all live rows of the
+        sequences that do not skip the layer."""
         n_key = state.lengths if state.skip is None else state.lengths * ~state.skip
         self.books.count(layer, state.ids, n_query, n_key, n_ffn, skipped)
 
@@ -271,7 +271,7 @@ class Run:
         return self.leave(state, leaving, rows, None if exit_here is None else exit_here.answers(leaving))
 
     def output(self, batch: int, columns: int) -> Output:
-        """The answers of a batch that entered first and has left, nothing of it having been handed out before."""
+        """The answers of a batch that entered first and has left. None of them may have been returned before."""
         ids = torch.cat([left.ids for left in self.departed])
         answers = torch.cat([left.logits for left in self.departed])
         if self.head.every_row:

@@ -23,11 +23,11 @@ MAX_NEW_TOKENS = 128
 
 
 class Seq2SeqEngine:
-    """The encoder is run by the packed engine, so that what drops tokens there and restores them can be combined with
-    what lets tokens leave the decoder early."""
+    """The packed engine runs the encoder, so that a method that drops and restores its tokens can be combined with one
+    that lets tokens leave the decoder early."""
 
     def __init__(self, backbone: EncoderDecoder, dtype: str, settings: Mapping[str, Any]) -> None:
-        """`settings` are those of Hugging Face's `generate`; they are looked up at every run."""
+        """`settings` are settings of Hugging Face's `generate`; they are read at every run."""
         self.backbone, self.settings = backbone, settings
         self.encoder, self.decoder = PackedEngine(backbone, dtype), DecoderEngine(backbone, dtype)
 

@@ -111,7 +111,7 @@ class Stepping:
 
     @torch.inference_mode()
     def forget(self, ids: Collection[int]) -> None:
-        """Drop sequences that nobody waits for; numbers that have left are ignored."""
+        """Drop sequences that are no longer needed; numbers that have left are ignored."""
         for layer, parts in list(self.parts.items()):
             del self.parts[layer]
             for part in parts:

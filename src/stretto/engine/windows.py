@@ -1,9 +1,9 @@
 """Local attention over long sequences: which keys a stretch of queries is compared with.
 
 Sequences of up to `SHORT` keys are compared with all of them, and what a window hides is masked: there is little to
-save. Longer ones are taken in stretches of up to `STRETCH` queries. A stretch is compared with the keys from the window
-of its first query to that of its last, a slice, since rows stand in the order of their positions; what is hidden within
-the slice is masked. Skipped pairs are counted per sequence, independent of its batch.
+save. Longer ones are split into stretches of up to `STRETCH` queries. A stretch is compared with the keys from the
+start of its first query's window to the end of its last query's window. As rows are ordered by position, that is a
+slice; hidden keys within it are masked. Skipped pairs are counted per sequence, independent of its batch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Stretches:
     def skipped(self, spec: AttentionSpec, n_key: Tensor, fed: Tensor | None) -> Tensor:
         """[B] pairs of a query and a key that were not computed, for their scores and for their weighted sums.
 
-        `n_key` is [B]; `fed` ([M] ascending) are the query rows that get weighted sums (None: all). Keys that several
-        stretches see are multiplied with the table of relative terms, if there is one, in each: that is taken off."""
+        `n_key` is [B]; `fed` ([M] ascending) are the query rows that get weighted sums (None: all). If there are
+        relative terms, keys in several stretches are multiplied with their table in each: this extra work is
+        subtracted."""
         queries, keys = self.q_end - self.q_start, self.k_end - self.k_start
         summed = queries
         if fed is not None:

@@ -1,4 +1,4 @@
-"""What a decoder wrote (`Text`), and what it took (`DecoderTrace`; `stretto.engine.decode_cost` has the FLOPs)."""
+"""What a decoder wrote (`Text`) and computed (`DecoderTrace`; `stretto.engine.decode_cost` has the FLOPs)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Text:
     tokens: list[int]
     """Without the start token; the end token, if it came, included."""
     score: float | None
-    """Log-probability of the text; of beam search divided by its length, as the length penalty says. None: not kept."""
+    """Log-probability of the text; with beam search divided by its length to the power of the length penalty. None: not
+    kept."""
     exits: list[int]
     """The block at which each token left."""
     text: str = ""
@@ -39,7 +40,7 @@ class DecoderTrace:
     """[S] tokens of the source."""
     beams: int
     steps: Tensor
-    """[S] tokens that each of its rows was taken through the decoder for."""
+    """[S] steps of the decoder: the tokens that each of its rows has read."""
     tokens: Tensor
     """[S, N] tokens computed."""
     pairs: Tensor
@@ -162,7 +163,7 @@ class TextTrace:
         return self.decoder.tokens.sum(dim=1) / rows.clamp(min=1)
 
     def one(self, index: int) -> TextTrace:
-        """That of a single sentence."""
+        """The trace of one sentence."""
         return TextTrace(self.encoder.one(index), self.decoder.take(torch.tensor([index])))
 
     @staticmethod
