@@ -40,7 +40,7 @@ def ragged_state(
         protected=torch.isin(position, torch.tensor([0, *protect])),
         ids=torch.arange(len(scores)), row_ids=torch.arange(len(sequence)),
         dial=torch.as_tensor(dial, dtype=torch.float64).expand(len(scores)), lengths=lengths,
-        spent=torch.zeros_like(lengths), **{"providers": {"attention_received": lambda: received}, **named},
+        decider_macs=torch.zeros_like(lengths), **{"providers": {"attention_received": lambda: received}, **named},
     )  # fmt: skip
 
 

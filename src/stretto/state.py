@@ -35,7 +35,7 @@ PER_SEQUENCE = frozenset({"exit", "gate", "skip"})  # one entry per live sequenc
 
 #: The fields of `State` with an entry per row (but `sequence`, which counts within the state) and per sequence.
 OF_ROWS = ("position", "frozen", "protected", "row_ids")
-OF_SEQUENCES = ("ids", "dial", "lengths", "spent")
+OF_SEQUENCES = ("ids", "dial", "lengths", "decider_macs")
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class State:
     """[B] the dial, per sequence."""
     lengths: Tensor
     """[B] live rows per sequence."""
-    spent: Tensor
+    decider_macs: Tensor
     """[B] multiply-adds of the deciders so far; the engine adds them to the trace when a sequence leaves."""
     stack: Stack = "encoder"
     """Which stack of layers is running: in a decoder `layer` counts its blocks, and each row is the newest token of a
@@ -268,14 +268,14 @@ class State:
         """[N] attention paid to each row in this layer, summed over heads and updated rows (point 'between')."""
         return self._provided("attention_received")
 
-    def spend(self, macs: int | Tensor, who: Tensor | None = None) -> None:
+    def add_macs(self, macs: int | Tensor, who: Tensor | None = None) -> None:
         """Count the deciders' work: multiply-adds of the sequences `who` (indices; None: all live ones), one number
         for each of them or a tensor with one entry per sequence."""
         if who is None:
-            self.spent = self.spent + macs
+            self.decider_macs = self.decider_macs + macs
         else:
-            each = torch.as_tensor(macs, dtype=self.spent.dtype, device=who.device).expand(len(who))
-            self.spent = self.spent.index_add(0, who, each)
+            each = torch.as_tensor(macs, dtype=self.decider_macs.dtype, device=who.device).expand(len(who))
+            self.decider_macs = self.decider_macs.index_add(0, who, each)
 
     def _provided(self, what: str) -> Tensor:
         if what not in self.providers:

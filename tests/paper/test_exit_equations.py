@@ -38,8 +38,9 @@ def state(layer: int, logits: list[list[float]], dial: float, notes: dict | None
     return State(
         layer=layer, point="after", rows=torch.zeros(n, 4), sequence=index, position=torch.zeros_like(index),
         frozen=torch.zeros(n, dtype=torch.bool), protected=torch.ones(n, dtype=torch.bool), ids=index, row_ids=index,
-        dial=torch.full((n,), dial, dtype=torch.float64), lengths=torch.ones_like(index), spent=torch.zeros_like(index),
-        notes={} if notes is None else notes, providers={"exit_logits": lambda: torch.tensor(logits), **providers},
+        dial=torch.full((n,), dial, dtype=torch.float64), lengths=torch.ones_like(index),
+        decider_macs=torch.zeros_like(index), notes={} if notes is None else notes,
+        providers={"exit_logits": lambda: torch.tensor(logits), **providers},
     )  # fmt: skip
 
 
@@ -231,7 +232,7 @@ def test_halting_decides_once() -> None:
     notes: dict = {}
     first = state(1, [[0.0, 0.0]], 0.5, notes, pooled=lambda: torch.zeros(1, 4))
     assert method.decide(first).exit.tolist() == [False]
-    assert first.spent.tolist() == [4 * 3]
+    assert first.decider_macs.tolist() == [4 * 3]
     assert method.decide(state(2, [[0.0, 0.0]], 0.5, notes)).exit.tolist() == [True]
 
 

@@ -232,7 +232,7 @@ def test_only_those_who_are_asked_pay() -> None:
     state = dataclasses.replace(state, rows=torch.randn(5, 32), point="before")
     depth = method.depths(state)
     assert depth[3:].tolist() == [4, 4]
-    assert state.spent.tolist() == [3 * 32 * 4, 0]
+    assert state.decider_macs.tolist() == [3 * 32 * 4, 0]
 
 
 def test_halting_learns_from_both_terms() -> None:

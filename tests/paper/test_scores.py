@@ -113,7 +113,7 @@ def test_every_layer_asks_its_own_predictor_and_only_who_is_asked_pays() -> None
     for layer in (1, 2, 3):
         state = ragged_state([0.5, 0.5], [1.0], layer=layer)
         assert predictors.ask(state, torch.tensor([True, False])).tolist() == [layer, layer, 0]
-        assert state.spent.tolist() == [2 * (4 + 1) * 2, 0]
+        assert state.decider_macs.tolist() == [2 * (4 + 1) * 2, 0]
 
 
 def test_predictors_learn_the_saliency_of_every_layer() -> None:

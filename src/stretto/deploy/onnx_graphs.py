@@ -168,7 +168,7 @@ def of_rows(
     return State(
         layer=layer, point=point, rows=rows, sequence=each, position=position, frozen=~ones.bool(),
         protected=position == 0, ids=each, row_ids=each, dial=ones.double() if dial is None else dial, lengths=ones,
-        spent=torch.zeros_like(each), providers=providers,
+        decider_macs=torch.zeros_like(each), providers=providers,
     )  # fmt: skip
 
 

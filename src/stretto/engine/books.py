@@ -81,7 +81,7 @@ class Books:
     ) -> None:
         self.pending.append(Counted(layer, ids, n_query, n_key, n_ffn, skipped))
 
-    def spend(self, ids: Tensor, macs: Tensor) -> None:
+    def add_macs(self, ids: Tensor, macs: Tensor) -> None:
         """[k] multiply-adds of the deciders."""
         self.ring.table[ids % len(self.ring.table), MACS] += macs
 

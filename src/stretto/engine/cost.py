@@ -85,9 +85,9 @@ class Cost:
         if isinstance(trace, Trace):
             return cls(flops(trace, backbone), full_flops(trace.lengths, backbone), trace.depth)
         assert isinstance(backbone, EncoderDecoder)
-        spent = flops(trace.encoder, backbone) + decoder_flops(trace.decoder, backbone)
+        executed = flops(trace.encoder, backbone) + decoder_flops(trace.decoder, backbone)
         full = full_flops(trace.lengths, backbone) + decoder_flops(trace.decoder.at_full_depth(), backbone)
-        return cls(spent, full, trace.depth)
+        return cls(executed, full, trace.depth)
 
     def per_example(self, example_of: Tensor, count: int) -> Cost:
         """The cost of inputs split into several sequences: sums, and the greatest depth. `example_of` is [B]."""

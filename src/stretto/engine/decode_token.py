@@ -64,12 +64,12 @@ class Token:
 
         state.layer, state.rows = block + 1, live
         state.providers = {"exit_logits": exit_logits, "source": source}
-        nothing = state.spent
+        before = state.decider_macs
         decision = ask(writing.decider, state)
         state.providers = {}  # they refer to the state: a reference cycle would keep both in memory
-        if state.spent is not nothing:
-            writing.ledger.spend(state.ids, state.spent)
-            state.spent = nothing
+        if state.decider_macs is not before:
+            writing.ledger.add_macs(state.ids, state.decider_macs)
+            state.decider_macs = before
         decision.check(state, soft=False)
         if other := sorted(decision.said.keys() - {"freeze"}):
             raise StrettoError(f"Expected 'freeze' in a decoder, got {', '.join(other)}. A token there can only leave.")
@@ -84,7 +84,7 @@ class Token:
         return State(
             layer=1, point="before", stack="decoder", step=here, rows=self.x, sequence=writing.numbers,
             position=writing.zeros + here, frozen=writing.none, protected=writing.none, ids=self.numbers,
-            row_ids=writing.numbers, dial=writing.row_dials, lengths=writing.ones, spent=writing.zeros,
+            row_ids=writing.numbers, dial=writing.row_dials, lengths=writing.ones, decider_macs=writing.zeros,
         )  # fmt: skip
 
     def _leave(self, leaving: Tensor, logits: Tensor | None) -> None:
@@ -105,7 +105,7 @@ class Token:
         state.dial = state.dial.index_select(0, stay)
         state.sequence, state.position = state.sequence[:count], state.position[:count]
         state.frozen = state.protected = state.frozen[:count]  # these are the same in all rows
-        state.lengths, state.spent = state.lengths[:count], state.spent[:count]
+        state.lengths, state.decider_macs = state.lengths[:count], state.decider_macs[:count]
         for notes in state.notes.values():
             notes.sequences, notes.rows = taken(notes.sequences, stay), taken(notes.rows, stay)
 

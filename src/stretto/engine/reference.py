@@ -188,10 +188,10 @@ class ReferenceEngine:
         updated = ~state.frozen if state.skip is None else ~(state.frozen | state.skip[state.sequence])
         n_query = torch.bincount(state.sequence[updated], minlength=state.n_sequences)
         received = partial(self._attention_received, spec, table, bias, table.spread(updated))
-        spent = state.spent
+        before = state.decider_macs
         decision = run.ask(state, "between", layer, table.rows, attention_received=received)
         if state.skip is not None:  # in the packed engine the decider is not called for these sequences
-            state.spent = torch.where(state.skip, spent, state.spent)
+            state.decider_macs = torch.where(state.skip, before, state.decider_macs)
             if decision.drop is not None:
                 decision = replace(decision, drop=decision.drop & ~state.skip[state.sequence])
         keep = run.drop(state, decision, table.rows)

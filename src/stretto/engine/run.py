@@ -58,7 +58,7 @@ def first_state(
         row_ids=first.row + ids[sequence] * mask.shape[1] + position,  # in a [B, T] table with column = position
         dial=dials[ids],
         lengths=lengths[ids],
-        spent=torch.zeros_like(ids),
+        decider_macs=torch.zeros_like(ids),
         input_notes=MappingProxyType(notes),
         context=context,
     )
@@ -76,7 +76,7 @@ class LayerExit:
 
     @cached_property
     def logits(self) -> Tensor:
-        self.state.spend(self.exits.macs)
+        self.state.add_macs(self.exits.macs)
         return self.exits(self.layer, self.pooled)
 
     @property
@@ -87,7 +87,7 @@ class LayerExit:
         """[leaving, C]: what the decider saw, or computed now for the leaving sequences (indices) alone."""
         if "logits" in self.__dict__:
             return self.logits.index_select(0, leaving)
-        self.state.spend(self.exits.macs, leaving)
+        self.state.add_macs(self.exits.macs, leaving)
         return self.exits(self.layer, self.pooled.index_select(0, leaving))
 
 
@@ -233,7 +233,7 @@ class Run:
             read = self.head.pool_rows(rows, state).index_select(0, leaving)
         if logits is None:
             logits = self._token_answers(state, leaving) if read is None else self._answers(state, leaving, rows, read)
-        self.books.spend(ids, state.spent.index_select(0, leaving))
+        self.books.add_macs(ids, state.decider_macs.index_select(0, leaving))
         self.departed.append(Departure(ids, logits.to(self.dtype), None if self.shelf is None else read))
         return state.forget_sequences(leaving)
 
@@ -241,7 +241,7 @@ class Run:
         """[rows, C] for all tokens of these sequences, dropped ones too."""
         assert self.shelf is not None
         ids = state.ids.index_select(0, leaving)
-        state.spend(self.head.macs_of(self.books.lengths(ids)), leaving)
+        state.add_macs(self.head.macs_of(self.books.lengths(ids)), leaving)
         return self.head(self.shelf.get(self.books.row_ids(ids)))
 
     def _answers(self, state: State, leaving: Tensor, rows: Tensor, read: Tensor) -> Tensor:
@@ -250,9 +250,9 @@ class Run:
         answered = None if own is None else own.answers(state)  # [B]
         mine = None if answered is None else answered.index_select(0, leaving)
         if own is None or mine is None or not bool(mine.any()):
-            state.spend(self.head.macs, leaving)
+            state.add_macs(self.head.macs, leaving)
             return self.head(read)
-        state.spend(torch.where(mine, own.macs, self.head.macs), leaving)
+        state.add_macs(torch.where(mine, own.macs, self.head.macs), leaving)
         logits = rows.new_zeros(len(mine), self.backbone.n_labels, dtype=self.dtype)
         logits[mine] = own(own.pool_rows(rows, state)[leaving[mine]]).to(self.dtype)
         if not bool(mine.all()):

@@ -87,7 +87,7 @@ class Ledger:
         self.projected: list[list[Tensor]] = [[] for _ in range(n_blocks)]
         self.sources: list[list[Tensor]] = [[] for _ in range(n_blocks)]
         self.heads: list[Tensor] = []
-        self.spent: list[tuple[Tensor, Tensor]] = []
+        self.decider_macs: list[tuple[Tensor, Tensor]] = []
 
     def step(self, sentences: Tensor, exits: Tensor) -> None:
         """A token of each row: [R] its sentence and the block it left at."""
@@ -105,9 +105,9 @@ class Ledger:
         """[R] the sentence of each state that the output head reads."""
         self.heads.append(sentences)
 
-    def spend(self, sentences: Tensor, macs: Tensor) -> None:
+    def add_macs(self, sentences: Tensor, macs: Tensor) -> None:
         """[R] multiply-adds of deciders."""
-        self.spent.append((sentences, macs))
+        self.decider_macs.append((sentences, macs))
 
     def trace(self) -> DecoderTrace:
         rows = [len(sentences) for sentences, _ in self.steps]
@@ -125,7 +125,7 @@ class Ledger:
             projected=torch.stack([self._count(parts) for parts in self.projected], dim=1),
             source=sources * self.lengths.unsqueeze(1),
             heads=self._count(self.heads),
-            decider_macs=self._sum(*self._pairs(self.spent)),
+            decider_macs=self._sum(*self._pairs(self.decider_macs)),
         )
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:

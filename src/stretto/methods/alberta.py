@@ -188,7 +188,7 @@ class ALBERTa(Method):
             return None
         if adaptive == 0:
             notes["gates"] = self.predictor(READINGS[self.config.pool].of_rows(state.rows, state))
-            state.spend(self.predictor.macs)
+            state.add_macs(self.predictor.macs)
             if lesson is not None:
                 lesson.gates.append(notes["gates"])
         following = notes["gates"][:, adaptive]  # of the next layer

@@ -29,7 +29,7 @@ class ContributionPredictors(nn.ModuleList):
     def ask(self, state: State, asked: Tensor) -> Tensor:
         """[N] what the predictor of this layer says of each row; 0 in the sequences not `asked` ([B] bool), which pay
         nothing."""
-        state.spend(asked * state.lengths * self.macs)
+        state.add_macs(asked * state.lengths * self.macs)
         predictor = self[state.layer - 1]
         if bool(asked.all()):
             return predictor(state.rows).squeeze(-1)

@@ -177,13 +177,13 @@ class DepthAdaptive(Method):
         if self.config.mechanism == "confidence":
             return self.sure(state, n)
         if self.config.mechanism == "geometric":
-            state.spend(self.gate.weight.numel())
+            state.add_macs(self.gate.weight.numel())
             value, bound = self.gate(state.rows).squeeze(1).double(), shift(state.dial)
             return Decision(freeze=value > bound, compared=Compared("gate", value, bound, logits=True))
         notes = state.notes_of(self).sequences
         if "lead" not in notes:  # once for each token, after its first block
             read = state.providers["source"]() if self.config.mechanism == "sequence" else state.rows
-            state.spend(self.gate.weight.numel())
+            state.add_macs(self.gate.weight.numel())
             notes["lead"] = lead(self.gate(read))
         value, bound = notes["lead"][:, n - 1], shift(state.dial)
         return Decision(freeze=value >= bound, compared=Compared("lead", value, bound, logits=True))

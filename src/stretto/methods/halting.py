@@ -103,7 +103,7 @@ class Halting(DeeBERT):
         if state.layer == 1:
             logits = self.predictor(state.pooled)
             notes.update(depth=depth_at_quantile(logits, state.dial), sufficient=cumulated(logits))
-            state.spend(self.shape.d * self.shape.n_layers)
+            state.add_macs(self.shape.d * self.shape.n_layers)
         sufficient = notes["sufficient"][:, state.layer - 1]
         return Decision(exit=notes["depth"] == state.layer, compared=Compared("sufficient", sufficient, state.dial))
 

@@ -249,7 +249,7 @@ class LengthAdaptive(LengthDrop):
             asked = state.dial != self.dial.off  # who runs in full is not asked, and pays nothing
             choice = self.per_input.choose(READINGS["mean"].of_rows(state.rows, state), state.dial)
             state.notes_of(self).sequences["choice"] = torch.where(asked, choice, 0)
-            state.spend(asked * self.per_input.macs)
+            state.add_macs(asked * self.per_input.macs)
         return Decision()
 
     def fraction(self, state: State) -> Tensor:

@@ -66,7 +66,7 @@ class LTE(JointExits):
         return torch.sigmoid(self.predictor(pooled)).squeeze(-1)
 
     def decide(self, state: State) -> Decision:
-        state.spend(self.shape.d)
+        state.add_macs(self.shape.d)
         wrongness = self.uncertainty(state.pooled)
         return Decision(exit=wrongness < state.dial, compared=Compared("uncertainty", wrongness, state.dial))
 

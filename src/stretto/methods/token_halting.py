@@ -77,7 +77,7 @@ class TokenHalting(DepthAdaptive):
     def depths(self, state: State) -> Tensor:
         on = state.dial != self.dial.off
         asked = on[state.sequence]  # who runs in full is not asked, and pays nothing
-        state.spend(state.lengths * on * self.shape.d * self.shape.n_layers)
+        state.add_macs(state.lengths * on * self.shape.d * self.shape.n_layers)
         depth = torch.full_like(state.position, self.shape.n_layers)
         quantile = state.dial[state.sequence[asked]]
         depth[asked] = depth_at_quantile(self.predictor(state.rows[asked]), quantile)
