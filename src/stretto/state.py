@@ -125,13 +125,13 @@ class Decision:
     """The number that decided and its bound. Not a verb either."""
 
     @property
-    def said(self) -> dict[str, Tensor]:
+    def verbs(self) -> dict[str, Tensor]:
         """The verbs with their tensors."""
         return {verb: value for verb, value in vars(self).items() if value is not None and verb in ALL_VERBS}
 
     def check(self, state: State, *, soft: bool) -> None:
         """Refuse a verb that does not belong to this point or engine, or a tensor of the wrong shape."""
-        for verb, value in self.said.items():
+        for verb, value in self.verbs.items():
             if verb not in VERBS[state.point] or (verb in SOFT and not soft):
                 able = sorted(VERBS[state.point] if soft else VERBS[state.point] - SOFT)
                 raise StrettoError(
@@ -346,7 +346,7 @@ class State:
         """Keep the sequences `which` (indices), in this order."""
         for name in OF_SEQUENCES:
             setattr(self, name, getattr(self, name).index_select(0, which))
-        self.gate, self.skip = (None if said is None else said[which] for said in (self.gate, self.skip))
+        self.gate, self.skip = (None if value is None else value[which] for value in (self.gate, self.skip))
         for notes in self.notes.values():
             notes.sequences = taken(notes.sequences, which)
 

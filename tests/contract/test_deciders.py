@@ -17,37 +17,37 @@ from stretto.methods.exits import ExitHeads
 from stretto.state import Compared, Decision, State
 
 LENGTHS = [9, 5, 1, 12, 5, 7]
-#: What was said, in order: at which point of which layer, and what.
-Said = list[tuple[int, str, Decision]]
+#: Decisions in order, each with its layer and point.
+Decided = list[tuple[int, str, Decision]]
 
 
 class InTurn(Silent):
-    """Asks several deciders at every point, each at its own dial, and does what the first of them says."""
+    """Calls several deciders at every point, each with its own dial, and follows the first of them."""
 
     points = frozenset({"before", "between", "after"})
 
     def __init__(self, exits: ExitHeads, *deciders: tuple[Decider, float]) -> None:
         super().__init__(exits)
-        self.deciders, self.said = deciders, [Said() for _ in deciders]
+        self.deciders, self.decided = deciders, [Decided() for _ in deciders]
 
     def decide(self, state: State) -> Decision:
-        for (decider, dial), said in zip(self.deciders, self.said, strict=True):
+        for (decider, dial), decided in zip(self.deciders, self.decided, strict=True):
             decision = ask(decider, state, torch.full_like(state.dial, dial))
-            said.append((state.layer, state.point, decision))
-        return self.said[0][-1][2]
+            decided.append((state.layer, state.point, decision))
+        return self.decided[0][-1][2]
 
 
 class Repeating(Silent):
-    """Says what another decider has said, and notes nothing."""
+    """Repeats the decisions of another decider, and notes nothing."""
 
     points = InTurn.points
 
-    def __init__(self, said: Said) -> None:
+    def __init__(self, decided: Decided) -> None:
         super().__init__()
-        self.said = iter(said)
+        self.decided = iter(decided)
 
     def decide(self, state: State) -> Decision:
-        layer, point, decision = next(self.said)
+        layer, point, decision = next(self.decided)
         assert (layer, point) == (state.layer, state.point)
         return decision
 
@@ -67,14 +67,14 @@ def method_and_dial(name: str) -> tuple[Method, float]:
     return method, sweep[3 * len(sweep) // 4]
 
 
-def said(*deciders: tuple[Decider, float]) -> list[Said]:
+def decided_by(*deciders: tuple[Decider, float]) -> list[Decided]:
     engine, exits = model()
     together = InTurn(exits, *deciders)
     engine.run(random_inputs(LENGTHS), together, 0.0)
-    return together.said
+    return together.decided
 
 
-def assert_same_decisions(got: Said, expected: Said) -> None:
+def assert_same_decisions(got: Decided, expected: Decided) -> None:
     assert len(got) == len(expected) > 0
     for (_, _, mine), (_, _, theirs) in zip(got, expected, strict=True):
         for field in fields(Decision):
@@ -87,20 +87,20 @@ def assert_same_decisions(got: Said, expected: Said) -> None:
 
 @pytest.mark.parametrize("name", LABELLING)
 def test_two_methods_on_the_same_states_decide_as_each_does_alone(name: str) -> None:
-    """The second is compared with itself on the same states, where nobody else notes anything."""
+    """The second is compared with itself on the same states, without the notes of the first."""
     first = method_and_dial(name)
-    (alone,) = said(first)
+    (alone,) = decided_by(first)
     for other in LABELLING:
         second = method_and_dial(other)
         if other == name:  # two of a kind keep their notes apart too
             second = make(name, model()[0].backbone), second[1]
-        _, expected = said((Repeating(alone), 0.0), second)
-        both = said(first, second)
+        _, expected = decided_by((Repeating(alone), 0.0), second)
+        both = decided_by(first, second)
         assert_same_decisions(both[0], alone)
         assert_same_decisions(both[1], expected)
 
 
-def test_a_decider_is_asked_where_it_listens_at_its_own_dial() -> None:
+def test_a_decider_is_called_at_its_points_with_its_own_dial() -> None:
     class Curious(Silent):
         points = frozenset({"between"})
 
@@ -110,10 +110,10 @@ def test_a_decider_is_asked_where_it_listens_at_its_own_dial() -> None:
 
     state = ragged_state([0.0, 1.0], [0.0], dial=0.1)
     decision = ask(Curious(), state, torch.tensor([0.7, 0.8], dtype=torch.float64))
-    assert decision.said.keys() == {"drop"}
+    assert decision.verbs.keys() == {"drop"}
     assert state.dial.tolist() == [0.1, 0.1]
     state.point = "before"
-    assert not ask(Curious(), state).said
+    assert not ask(Curious(), state).verbs
 
 
 def test_notes_on_the_input_are_read_only() -> None:

@@ -71,7 +71,7 @@ class Token:
             writing.ledger.add_macs(state.ids, state.decider_macs)
             state.decider_macs = before
         decision.check(state, soft=False)
-        if other := sorted(decision.said.keys() - {"freeze"}):
+        if other := sorted(decision.verbs.keys() - {"freeze"}):
             raise StrettoError(f"Expected 'freeze' in a decoder, got {', '.join(other)}. A token there can only leave.")
         if decision.freeze is not None:
             self._leave(decision.freeze, seen[0] if seen else None)
