@@ -131,8 +131,8 @@ def test_the_entropy_is_that_of_the_exit() -> None:
     logits = torch.tensor([*said.values()]).log()
     compared = explanation.compared[0]["entropy"]
     assert compared.value == pytest.approx(float(entropy(logits)), abs=1e-5)
-    assert compared.told in shown(explanation)
-    assert f"entropy {compared.told}" in explanation_page(explanation)
+    assert compared.summary in shown(explanation)
+    assert f"entropy {compared.summary}" in explanation_page(explanation)
 
 
 def test_tokens_below_the_threshold_are_those_that_leave() -> None:

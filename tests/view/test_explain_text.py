@@ -70,14 +70,14 @@ def test_the_number_is_in_the_pipe_the_terminal_the_page_and_the_json(monkeypatc
     last = first[max(first)]
     lines = shown(explanation).splitlines()
     assert lines[3].split() == ["token", "exit", "blocks", "gate"]
-    assert last.told in lines[4] or last.told in lines[5]
-    assert last.told.endswith("(bound 0.4)")
+    assert last.summary in lines[4] or last.summary in lines[5]
+    assert last.summary.endswith("(bound 0.4)")
     seen = re.sub(r"\x1b\[[\d;]*m", "", shown(explanation, Terminal()))
     assert f"{last.value:.2f} " in seen
     assert "the decoder block it left at, of 3; and its gate there (bound 0.4)" in " ".join(seen.split())
     page = text_page(explanation)
     assert f"<em>{last.value:.2f}</em>" in page
-    assert f"gate after block 1: {first[1].told}" in page
+    assert f"gate after block 1: {first[1].summary}" in page
     assert "and its gate there (bound 0.4). Hover over a token" in page
     listed = json.loads(json.dumps(explanation.to_json(), allow_nan=False))
     assert listed["compared"][0]["gate"]["1"] == {"value": first[1].value, "bound": pytest.approx(0.4)}
@@ -120,12 +120,13 @@ def test_the_encoder_is_shown_where_the_method_works_on_it(name: str, monkeypatc
         assert "in the encoder:" in output and "read by the decoder" in output
     json.dumps(explanation.to_json(), allow_nan=False)
     if name.startswith("adapler"):
-        assert encoder.compared[0]["contribution"].told in shown(explanation)
+        assert encoder.compared[0]["contribution"].summary in shown(explanation)
         assert "contribution" in text_page(explanation)
 
 
 def test_the_method_alberta_compares_gates_in_the_encoder() -> None:
     explanation = explain_text(writer("alberta"), TEXT, 0.9)
     assert explanation.encoder is not None
-    told = [each.told for layer in explanation.encoder.compared for what, each in layer.items() if what == "next gate"]
-    assert told and all(each in text_page(explanation) for each in told)
+    compared = explanation.encoder.compared
+    gates = [each.summary for layer in compared for what, each in layer.items() if what == "next gate"]
+    assert gates and all(each in text_page(explanation) for each in gates)

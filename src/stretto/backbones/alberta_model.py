@@ -8,11 +8,11 @@ Li, Li, Wang: *From Static to Dynamic: A Deeper, Faster, and Adaptive Language M
 r is clipped at ±max_relative_distance. Tokens are embedded narrow and widened once, as in ALBERT. The residual stream
 is normalised once more behind the last layer (`final_norm`), before any head.
 
-The gates p_i on the two branches and the structure predictor that sets them are those of the method `alberta`, which
-works on any backbone; this file is the model with all gates open.
+The gates p_i on the two branches and the structure predictor that sets them are part of the method `alberta`, which
+works on any backbone. This file is the model with all gates open.
 
 Differs from the paper: the two relative terms are divided by √d_head like the first; E is one table per group, for all
-heads and both terms. The paper does not say how far it reaches, nor which norm ends the stack.
+heads and both terms. The paper does not define its largest distance, nor the norm after the last layer.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class AlbertaModel(AlbertaPreTrainedModel):
     ) -> BaseModelOutput:
         """All [B, T] -> `last_hidden_state` [B, T, d], normalised.
 
-        `hidden_states`, if asked for, are the residual stream behind the embeddings and behind each layer but the
-        last, and then `last_hidden_state`."""
+        `hidden_states` (with `output_hidden_states`) are the residual stream after the embeddings and after each layer
+        but the last, and then `last_hidden_state`."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         positions = token_positions(mask) if position_ids is None else position_ids
         hidden = self.embeddings(input_ids, token_type_ids, positions)

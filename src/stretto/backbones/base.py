@@ -52,7 +52,7 @@ class Backbone(ABC):
         """Attention block of layer `layer` (from 0) with residual and norm, for the reference engine: [B, T, d] ->
         [B, T, d]. Override it to call Hugging Face's own module if there is one; the default follows the spec.
 
-        The bias ([B, 1 or heads, 1 or T, T]) holds all that depends on positions alone: window and bias table.
+        The bias ([B, 1 or heads, 1 or T, T]) holds everything that depends on positions alone: window and bias table.
         `positions` ([B, T], in the input) are for rotary positions and relative terms."""
         return plain.attend(self.specs[layer], hidden, bias, positions, self.model.training)
 
@@ -71,7 +71,7 @@ class Backbone(ABC):
 
     @cached_property
     def head(self) -> Head:
-        """The head with which Hugging Face built the model for its task."""
+        """The head that the Hugging Face model has for its task."""
         return self.make_head()
 
     def make_head(self) -> Head:

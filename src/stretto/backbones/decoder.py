@@ -55,12 +55,12 @@ class BlockSpec:
 
     @property
     def key_macs(self) -> int:
-        """Of each token whose own keys and values are made."""
+        """Multiply-adds of each token whose own keys and values are made."""
         return self.attention.key.weight.numel() + self.attention.value.weight.numel()
 
     @property
     def source_macs(self) -> int:
-        """Of each token of the source whose keys and values are made."""
+        """Multiply-adds of each token of the source whose keys and values are made."""
         return self.cross.key.weight.numel() + self.cross.value.weight.numel()
 
 
@@ -104,7 +104,8 @@ class EncoderDecoder(Backbone):
         """[B, T] tokens that stand at `position` and behind it -> [B, T, d], with dropout in training."""
 
     def decoder_bias(self, length: int) -> Tensor | None:
-        """[heads, length] what the scores of the token at position length - 1 get for each position up to its own."""
+        """[heads, length] added to the attention scores of the token at position length - 1, for each position up to
+        its own."""
         return None
 
     def for_output(self, rows: Tensor) -> Tensor:
@@ -113,7 +114,7 @@ class EncoderDecoder(Backbone):
 
     @property
     def head_bias(self) -> Tensor | None:
-        """[V] added to what the output head says."""
+        """[V] added to the logits of the output head."""
         return None
 
     @property
@@ -125,4 +126,4 @@ class EncoderDecoder(Backbone):
     def run_block(self, number: int, hidden: Tensor, source: Tensor, causal: Tensor, source_mask: Tensor) -> Tensor:
         """Block `number` by Hugging Face's own module, for training: [B, T, d] and the source's [B, S, d] -> [B, T, d].
 
-        Both masks are added to scores: [B, 1, T, T] and [B, 1, 1, S]; what `decoder_bias` says is added here."""
+        Both masks are added to scores: [B, 1, T, T] and [B, 1, 1, S]; `decoder_bias` is added here."""

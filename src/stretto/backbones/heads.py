@@ -1,7 +1,7 @@
 """Heads: what reads the last states of a sequence and answers.
 
-A head reads one row of a sequence, the mean of its rows, or every row. That of a loaded Hugging Face model is its own,
-with the answers of its own forward. B sequences, T columns, N rows, d hidden size, C labels.
+A head reads one row of a sequence, the mean of its rows, or every row. A loaded Hugging Face model keeps its own head,
+and answers as its own forward does. B sequences, T columns, N rows, d hidden size, C labels.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ POOLED: dict[str, type[PoolingHead]] = {"cls": FirstRow, "mean": MeanOfRows}
 
 
 def sequence_head(model: Any, classify: Callable[[Tensor], Tensor], modules: Sequence[nn.Module]) -> Head:
-    """The head of a …ForSequenceClassification, which `classify`es ([B, d] -> [B, C]) what its config says."""
+    """The head of a …ForSequenceClassification: `classify` ([B, d] -> [B, C]) on the rows that its config names."""
     pooling = getattr(model.config, "classifier_pooling", "cls")
     if pooling not in POOLED:
         raise StrettoError(
@@ -165,7 +165,7 @@ def token_head(model: Any) -> Head:
 
 
 def checked(head: Head, model: Any) -> Head:
-    """The head, if it is all that the model has behind its encoder."""
+    """The head; an error if the model has other modules after its encoder."""
     known = [model.base_model, *head.modules]
     unknown = [
         name

@@ -25,7 +25,7 @@ def dropped(x: Tensor, block: nn.Module) -> Tensor:
 
 
 class Marian(EncoderDecoder):
-    """Sinusoidal positions, which are not saved; embeddings × √d where the config says so."""
+    """Sinusoidal positions, which are not saved; embeddings × √d if the config sets `scale_embedding`."""
 
     model_types: ClassVar[tuple[str, ...]] = ("marian",)
 

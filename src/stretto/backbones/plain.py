@@ -1,7 +1,7 @@
-"""A layer as its spec says, on padded states: differentiable, with dropout, in plain PyTorch.
+"""A layer computed from its spec on padded states: differentiable, with dropout, in plain PyTorch.
 
 The reference engine runs these where a backbone does not give it Hugging Face's own modules. B sequences, T columns;
-`bias` ([B, 1 or heads, 1 or T, T]) is added to scaled scores; `positions` ([B, T]) are those in the input.
+`bias` ([B, 1 or heads, 1 or T, T]) is added to scaled scores; `positions` ([B, T]) are positions in the input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What attention does with positions. They are those in the input, also after tokens were dropped.
+"""What attention does with positions. These are positions in the input, also after tokens were dropped.
 
 Shapes: b sequences, q_position [b, n_query], k_position [b, n_key]; ascending within a sequence.
 """
@@ -63,12 +63,12 @@ class BiasTable:
 
 @dataclass(frozen=True, eq=False)
 class RelativeTerms:
-    """What scores get by relative position and content: q_i·key_table[r] + k_j·query_table[r] with r = clip(j - i).
+    """Added to scores by relative position and content: q_i·key_table[r] + k_j·query_table[r] with r = clip(j - i).
 
-    q and k are what is compared (turned, where positions are rotary too), and all is scaled together with q_i·k_j."""
+    q and k are the queries and keys (rotated, if positions are rotary too). The sum is scaled together with q_i·k_j."""
 
     key_table: Tensor
-    """[2 D + 1, head_size] from distance -D to D; clip() keeps to these and counts from -D."""
+    """[2 D + 1, head_size] from distance -D to D; clip() limits distances to these and counts from -D."""
     query_table: Tensor
     """[2 D + 1, head_size]"""
 
@@ -79,7 +79,7 @@ class RelativeTerms:
     def scores(self, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor) -> Tensor:
         """Not yet scaled: [b, heads, n_query, head_size], [b, heads, n_key, head_size] -> [b, heads, n_query, n_key].
 
-        Every query and key meets every row of its table once; which of the products belongs to (i, j) is looked up."""
+        Every query and key is multiplied with every row of its table once; the product for (i, j) is then looked up."""
         index = distances(q_position, k_position, self.rows // 2).unsqueeze(1).expand(-1, q.shape[1], -1, -1)
         of_query = (q @ self.key_table.T).gather(3, index)
         of_key = (k @ self.query_table.T).gather(3, index.transpose(2, 3)).transpose(2, 3)

@@ -1,4 +1,4 @@
-"""What a layer is made of, as data. Both engines and the ledger (`stretto.engine.cost`) read this and nothing else.
+"""What a layer is made of, as data. Both engines and `stretto.engine.cost` read this and nothing else.
 
 A backbone hands out one `LayerSpec` per layer; layers may differ. The modules are Hugging Face's own: nothing is
 copied. With x the rows a layer reads:
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from stretto.backbones.positions import BiasTable, RelativeTerms, Rotary
 
-#: In the place of a norm or dropout that a layer does not have.
+#: Used where a layer has no norm or dropout.
 ABSENT = nn.Identity()
 
 
@@ -64,7 +64,7 @@ def equal_parts(linear: nn.Linear, count: int) -> list[LinearPart]:
 
 
 class Dropping(Protocol):
-    """What has a dropout probability that may be changed: an `nn.Dropout`."""
+    """A module with a dropout probability that may be changed: an `nn.Dropout`."""
 
     p: float
 
@@ -79,7 +79,7 @@ class AttentionSpec:
     output: nn.Linear
     heads: int
     dropout: Dropping
-    """Of attention weights, while training."""
+    """Dropout of attention weights, while training."""
     output_dropout: nn.Module = ABSENT
     scaling: float | None = None
     """The factor on q·k. None: 1/√head_size."""
@@ -91,7 +91,7 @@ class AttentionSpec:
 
     @property
     def width(self) -> int:
-        """Of all heads together: heads · head_size. It need not be that of the rows."""
+        """The width of all heads together: heads · head_size. It may differ from the width of the rows."""
         return self.query.weight.shape[0]
 
     @property
@@ -122,7 +122,7 @@ class FeedForwardSpec:
     out: nn.Linear
     factor: Affine | None = None
     dropout: nn.Module = ABSENT
-    """Of what `out` reads."""
+    """Dropout of what `out` reads."""
     output_dropout: nn.Module = ABSENT
 
     @property
@@ -142,8 +142,9 @@ class FeedForwardSpec:
 
 
 class LayerMacs(NamedTuple):
-    """Multiply-adds of a layer: of each row that is a query, a key (and value), or goes on to the output projection
-    and the FFN; and of each pair of a query and a key (once for its score, once more for its weighted sum)."""
+    """Multiply-adds of a layer: per row that is a query, per row that is a key (and value), per row that goes through
+    the output projection and the FFN; and per pair of a query and a key (for its score, and again for its weighted
+    sum)."""
 
     query: int
     key: int

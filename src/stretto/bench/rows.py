@@ -299,7 +299,7 @@ class Bench:
         logits, trace = model.run_features(encoded.features, dial, BATCH)
         of = torch.tensor(encoded.example_of)
         cost = Cost.of(trace, model.backbone).per_example(of, len(data))
-        found = [str(answer.told) for answer in model.task.decode(logits, encoded)]
+        found = [str(answer.summary) for answer in model.task.decode(logits, encoded)]
         right = None
         if model.task.right_or_wrong and model.task.one_of_labels:
             right = model.task.correct(torch.as_tensor(logits), torch.tensor(data.labels)).tolist()

@@ -91,7 +91,7 @@ class Layout(ABC):
         return name
 
     def guessed(self, names: Sequence[str], guesses: Sequence[str], what: str, flag: str) -> str:
-        """The one usual name among the columns."""
+        """The column with one of the usual names; there must be exactly one."""
         found = [name for name in guesses if name in names]
         if len(found) == 1:
             return found[0]

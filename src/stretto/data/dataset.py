@@ -20,7 +20,7 @@ class Form:
     """What the examples of a task look like."""
 
     layout: type[Layout] = Texts
-    """Their columns, and the content of those."""
+    """Their columns and what these hold."""
     labels: type[Labels] = Classes
     """How labels become numbers."""
 
@@ -63,7 +63,7 @@ def load(
     label_names: Sequence[str] | None = None,
     labelled: bool = True,
 ) -> Dataset:
-    """All of `source` in memory, labels as numbers; `task` (such as `stretto.tasks.Tokens`) says what is in it.
+    """All of `source` in memory, labels as numbers; `task` (such as `stretto.tasks.Tokens`) defines its form.
 
     If `label_names` is None (training), the names come from the data: those the source declares, else the sorted
     whole numbers if every label is one, else the sorted words. Otherwise (testing) every label must
@@ -115,7 +115,7 @@ def sample(dataset: Dataset, count: int, seed: int) -> Dataset:
 
 
 def divide(dataset: Dataset, count: int, seed: int) -> tuple[Dataset, Dataset]:
-    """What is left, and `count` random examples; both in file order. Labels are not looked at."""
+    """What is left, and `count` random examples; both in file order. Labels are ignored."""
     chosen = set(np.random.default_rng(seed).choice(len(dataset), size=count, replace=False).tolist())
     left = [i for i in range(len(dataset)) if i not in chosen]
     return _take(dataset, left), _take(dataset, sorted(chosen))

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached: asked with one short request, before anything is loaded from it.
+"""Whether the Hugging Face hub can be reached: checked with one short request, before anything is loaded from it.
 
 The libraries that load from it try six times for each of several files before they give up: minutes without a network.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from stretto.errors import StrettoError
 
 PATIENCE = 3.0  # seconds for an answer
-ASK_AGAIN = 60.0  # seconds that an answer holds
+ASK_AGAIN = 60.0  # seconds for which an answer is reused
 
 
 def reachable() -> bool:
@@ -28,7 +28,7 @@ def _answers(period: int) -> bool:
         return False
     try:
         get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception:  # of any kind: those of its HTTP client are not ours to know
+    except Exception:  # any exception: they depend on the HTTP client
         return False
     return True
 

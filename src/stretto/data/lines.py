@@ -1,4 +1,4 @@
-"""The lines of text files and of stdin, decoded one by one. Errors say what a file that is not UTF-8 text is."""
+"""The lines of text files and of stdin, decoded one by one. If a file is not UTF-8 text, the error names its kind."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def expand(source: str) -> tuple[str, ...]:
 
 @contextmanager
 def local_copy(source: str) -> Iterator[str]:
-    """A name that can be opened here: of a URL a copy, which is removed at the end. Complaints name the URL."""
+    """A name that can be opened here: for a URL a local copy, which is removed at the end. Errors name the URL."""
     if not is_url(source):
         yield source
         return
@@ -57,7 +57,7 @@ def local_copy(source: str) -> Iterator[str]:
 
 
 def stamp_of(source: str) -> list[Any]:
-    """What tells another content of a file apart: its size and time of change; of a hub dataset nothing."""
+    """What changes with the content of a file: its size and time of change; nothing for a hub dataset."""
     if is_url(source):
         system, path = file_system(source)
         with reading(source):
@@ -82,7 +82,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def reading(url: str) -> Iterator[None]:
-    """Inside, whatever keeps a URL from being read is a StrettoError."""
+    """Inside the `with` block, every failure to read a URL becomes a StrettoError."""
     try:
         yield
     except StrettoError:

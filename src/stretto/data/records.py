@@ -73,7 +73,7 @@ def read(
 def _records(
     source: str, table: Table, kind: type[Layout], columns: Columns, labelled: bool, keep: Sequence[str]
 ) -> Iterator[Record]:
-    with closing(table.rows) as rows:  # and its file, at once, also after a bad row
+    with closing(table.rows) as rows:  # closes its file at once, also after a bad row
         first = next(rows, None)
         if first is None:
             raise StrettoError(

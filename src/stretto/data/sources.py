@@ -31,7 +31,7 @@ from stretto.errors import StrettoError
 
 Failures = tuple[type[Exception], ...]
 Row = tuple[str, dict[str, Any]]  # where it begins ("reviews.csv:12"), and its fields
-Rows = Generator[Row, None, None]  # it may be closed, and its file with it
+Rows = Generator[Row, None, None]  # closing it closes its file
 
 
 #: Bytes of a text file whose rows are counted for a progress bar; it takes about a second.
@@ -162,7 +162,7 @@ def separator(name: str) -> str:
 
 def _csv_rows(source: str, delimiter: str = ",") -> Rows:
     csv.field_size_limit(LONGEST_FIELD)
-    with closing(read_lines(source)) as lines:  # at once, also after a bad row: a traceback would keep the file open
+    with closing(read_lines(source)) as lines:  # also after a bad row: a traceback would keep the file open
         reader = csv.reader(lines, delimiter=delimiter, strict=True)  # strict: a stray quote is an error
         yield from _csv_values(source, reader, delimiter)
 
@@ -173,7 +173,7 @@ def _csv_values(source: str, reader: Any, delimiter: str) -> Rows:
     try:
         for values in reader:
             where = f"{source}:{line}"
-            line = reader.line_num + 1  # line_num is where a row ends; we want where it begins
+            line = reader.line_num + 1  # line_num is the last line of a row; errors name its first line
             if not values:  # a blank line
                 continue
             if header is None:

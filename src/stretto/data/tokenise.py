@@ -40,7 +40,7 @@ class Encoded:
     """Tokenised inputs: one feature for each, or several if the task splits long inputs into windows."""
 
     texts: Sequence[tuple[str, ...]]
-    """The inputs, as they came."""
+    """The inputs, unchanged."""
     features: list[Feature]
     truncated: int
     """How many inputs were longer than allowed and were truncated."""
@@ -49,11 +49,11 @@ class Encoded:
     labels: Sequence[Any] | None = None
     """For each feature what the task's loss reads; a list has one entry per token."""
     places: Sequence[Any] = ()
-    """For each feature where its tokens come from, in the task's own form."""
+    """For each feature where its tokens come from, in a form that the task defines."""
 
     @staticmethod
     def join(parts: Sequence[Encoded]) -> Encoded:
-        """Several without labels as one, their inputs one after another."""
+        """Join several without labels into one, their inputs one after another."""
         before = accumulate((len(part.texts) for part in parts), initial=0)
         return Encoded(
             [text for part in parts for text in part.texts],
@@ -70,7 +70,7 @@ def max_length_of(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) 
     if tokenizer.model_max_length < 10**9:  # "no limit" is written as 10**30
         limits.append(int(tokenizer.model_max_length))
     positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and positions > 0:  # some relative-position models say -1
+    if positions is not None and positions > 0:  # some relative-position models have -1
         is_offset = config.model_type in OFFSET_POSITIONS
         if is_offset and config.pad_token_id is None:
             raise StrettoError(
@@ -267,7 +267,7 @@ def as_tensor(values: Sequence[Any]) -> Tensor:
 
 
 def as_inputs(batch: dict[str, Tensor]) -> Inputs:
-    """A collated batch without its labels: what is not the tokenizer's is a note on the tokens."""
+    """A collated batch without its labels. Columns that are not the tokenizer's become notes on the tokens."""
     given = ("input_ids", "attention_mask", "token_type_ids")
     notes = {name: value for name, value in batch.items() if name not in given}
     if "word" in notes:

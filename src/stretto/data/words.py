@@ -1,6 +1,6 @@
-"""Whole words: a key for each, sums by word over any number of texts, and tables of what was found.
+"""Whole words: a key for each, sums by word over any number of texts, and tables of the results.
 
-A word is what the tokenizer splits off as one, after its own normalisation (a lower-casing tokenizer has no capitals).
+A word is what the tokenizer splits off as one, after its normalisation (a lower-casing tokenizer has no capitals).
 It is identified by its pieces. Its key is a 64-bit hash of their ids, so that batches carry numbers instead of strings.
 """
 

@@ -1,4 +1,4 @@
-"""Tasks: what is asked of a model, and what its logits mean. One file per task; adding one is a file and a line here.
+"""Tasks: what a model has to answer, and what its logits mean. One file per task; adding one is a file and a line here.
 
 Importing this package is light, so that the command line can list the tasks: a task is loaded when it is first used.
 """
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
 
 
 def task_from_config(config: PreTrainedConfig, saved: Mapping[str, Any] | None = None) -> Task:
-    """The task of a model: what stretto stored (`saved`), else what its transformers config says.
+    """The task of a model: as stretto stored it (`saved`), else from its transformers config.
 
     The config names it by the architecture (…ForTokenClassification), its problem type and the number of labels. A bare
     encoder counts as one for sequence classification."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stretto.data import Dataset
 
 #: Logits of a whole dataset: [n, C], or of a task that answers every token one [T, C] per feature, without padding.
-#: A task that is answered by texts has those (`stretto.engine.written.Text`) in their place.
+#: A task that is answered by texts has texts (`stretto.engine.written.Text`) instead.
 Logits = Tensor | Sequence[Any]
 
 
@@ -31,26 +31,26 @@ class Prediction:
     """An answer with its depth and cost. The answer itself is in the fields that a task adds."""
 
     depth: int = 0
-    """Layers run; the most of any window of a long input."""
+    """Layers run; for a long input the maximum over its windows."""
     cost: float = 0.0
     """Fraction of the full model's FLOPs for this input."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The answer in a few words."""
         raise NotImplementedError
 
 
 class Task(ABC):
-    """What is asked, and the meaning of a head's logits.
+    """What a model has to answer, and the meaning of a head's logits.
 
-    The class attributes declare what a task can do. All other code asks for them, never for the name of a task."""
+    The class attributes declare what a task can do. All other code reads them, never the name of a task."""
 
     name: ClassVar[str]
     form: ClassVar[Form] = Form()
     """The columns of its data, and how labels become numbers."""
     answers: ClassVar[Literal["sequence", "token", "text"]]
-    """What gets an answer: a sequence as a whole, every token of it, or it is answered by a text."""
+    """What gets an answer: the whole sequence, every token of it, or the answer is a text."""
     right_or_wrong: ClassVar[bool] = False
     """Whether the answer to an input is either right or wrong (`correct`)."""
     one_of_labels: ClassVar[bool] = False
@@ -73,14 +73,14 @@ class Task(ABC):
     example: ClassVar[str] = '"some text"'
     """What `predict` takes, as Python."""
     main_metric: str
-    """The one that training and calibration look at; higher is better."""
+    """The score that training and calibration use; higher is better."""
 
     def __init__(self, label_names: Sequence[str]) -> None:
         self.label_names = list(label_names)
 
     @classmethod
     def fits(cls, problem_type: str | None, label_names: Sequence[str]) -> bool:
-        """Whether a plain Hugging Face model of this `architecture` that says so was made for this task."""
+        """Whether a plain Hugging Face model of this `architecture`, with these fields, was made for the task."""
         return True
 
     @property
@@ -103,7 +103,7 @@ class Task(ABC):
         return ", ".join(self.label_names)
 
     def settings(self) -> dict[str, Any]:
-        """What a saved model stores of the task besides its labels."""
+        """What a saved model stores about the task besides its labels."""
         return {}
 
     def learn_from(self, data: Dataset) -> None:  # noqa: B027  # most tasks have one form of input
@@ -140,7 +140,7 @@ class Task(ABC):
         """Named scores over whole data, `main_metric` among them. `labels` as in a `Dataset`, one per input."""
 
     def signatures(self) -> dict[str, str]:
-        """By score: what must be reported with it for others to compute the same; empty where nothing is to choose."""
+        """By score: what must be reported with it so that others can reproduce it; empty if a score has no options."""
         return {}
 
     def example_scores(self, logits: Logits, encoded: Encoded, labels: Sequence[Any]) -> Tensor | None:
@@ -150,9 +150,9 @@ class Task(ABC):
     # ---- answers judged one by one, for guarantees
 
     def quality(self, answers: Sequence[Any], labels: Sequence[Any], worst: float | None = None) -> list[float]:
-        """How good each answer is, from 0 to 1, where 1 says what the label says. Only 0 and 1 if `right_or_wrong`.
+        """How good each answer is, from 0 to 1, where 1 equals the label. Only 0 and 1 if `right_or_wrong`.
 
-        Of a number that is wrong by `worst` or more the quality is 0; other tasks do not look at it."""
+        A number that is wrong by `worst` or more has quality 0; other tasks ignore `worst`."""
         raise self.incapable("whose answers can be judged one by one")
 
     def as_labels(self, answers: Sequence[Any]) -> list[Any]:
@@ -184,12 +184,12 @@ class Task(ABC):
         return 1 - self.correct(logits, labels).to(logits.dtype)
 
     def same_answer(self, logits: Tensor, before: Tensor, tolerance: float) -> Tensor:
-        """[B, C], [B, C] to bool [B]: do both say the same? Numbers may differ by less than `tolerance`."""
+        """[B, C], [B, C] to bool [B]: are both answers the same? Numbers may differ by less than `tolerance`."""
         raise self.incapable("that answers whole sequences")
 
     def classes(self, labels: Tensor, bins: int) -> tuple[Tensor, int]:
-        """All training labels [n] to classes [n] that words can be counted by, and their number; numbers are sorted
-        into about `bins` bins of equal size."""
+        """All training labels [n] to classes [n], for counting words by class, and the number of classes. Numbers are
+        sorted into about `bins` bins of equal size."""
         raise self.incapable("that answers whole sequences")
 
     def incapable(self, expected: str) -> StrettoError:

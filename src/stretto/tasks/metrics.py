@@ -116,7 +116,7 @@ def translation(written: list[str], right: list[str]) -> dict[str, float]:
 
 
 def translation_signatures() -> dict[str, str]:
-    """What has to be told with a BLEU, for others to compute the same: the version, the case, the tokenisation."""
+    """What to report with a BLEU score so that others can reproduce it: version, case, tokenisation."""
     found = {}
     for name, metric in translation_metrics().items():
         metric.corpus_score(["a"], [["a"]])  # the number of references is part of it

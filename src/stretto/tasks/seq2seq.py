@@ -1,4 +1,4 @@
-"""A text for a text: translation, or whatever else pairs of texts teach.
+"""A text for a text: translation, or anything else that can be learned from pairs of texts.
 
 Answers are `Text`s, written token by token, so logits exist in training only: [B, T, V] for the T tokens of the right
 texts. Scores are sacreBLEU's BLEU and chrF in [0, 1], on text as it is (cased, detokenised).
@@ -29,10 +29,10 @@ class TextPrediction(Prediction):
 
     text: str
     score: float
-    """Log-probability of the text; of beam search divided by its length."""
+    """Log-probability of the text; with beam search divided by its length."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         return self.text
 
 
@@ -97,7 +97,7 @@ class Seq2Seq(Task):
     # ---- in training
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """[B], with the mean over the batch a mean over all its tokens; label smoothing as the task has it."""
+        """[B], scaled so that their mean is the mean over all tokens of the batch; with label smoothing."""
         tokens = cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none",
             label_smoothing=self.label_smoothing,

@@ -39,10 +39,10 @@ class LabelPrediction(Prediction):
     score: float | None = None
     """Probability of the label; None for regression."""
     probabilities: dict[str, float] | None = None
-    """Of every label; None for regression."""
+    """Probability of every label; None for regression."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         label = self.label if isinstance(self.label, str) else f"{self.label:.4g}"
         return label if self.score is None else f"{label} ({self.score:.3f})"
 

@@ -64,7 +64,7 @@ class SpanPrediction(Prediction):
     """The most likely candidates, the answer among them."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         return f"{self.answer or 'no answer'} ({self.score:.3f})"
 
 
@@ -85,8 +85,9 @@ class Span(Task):
     def __init__(
         self, *, no_answer: bool = False, null_threshold: float = 0.0, stride: int = 128, n_best: int = 5
     ) -> None:
-        """`no_answer`: some questions have none. It is then the answer if its score is more than `null_threshold` above
-        that of the best candidate. `stride`: tokens that neighbouring windows share. `n_best`: candidates to return."""
+        """`no_answer`: some questions have none. "No answer" then wins if its score is more than `null_threshold` above
+        the score of the best candidate. `stride`: tokens that neighbouring windows share. `n_best`: candidates to
+        return."""
         if stride < 0 or n_best < 1:
             raise StrettoError(
                 f"Expected a stride from 0 and n_best from 1, got {stride} and {n_best}. Choose larger ones."

@@ -53,7 +53,7 @@ class TagPrediction(Prediction):
     """Empty for plain tags."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         if self.entities:
             return ", ".join(f"{entity.text} ({entity.type})" for entity in self.entities)
         return " ".join(self.tags)
@@ -166,7 +166,7 @@ class Tokens(Task):
         return found
 
     def quality(self, answers: Sequence[Any], labels: Sequence[Any], worst: float | None = None) -> list[float]:
-        """F1 of the entities of each sentence (1 where there are none, and none were found); of plain tags accuracy."""
+        """F1 of the entities of each sentence (1 if there are none and none were found); for plain tags accuracy."""
         truth = [self.named(numbers) for numbers in labels]
         judge = metrics.sentence_f1 if self.has_entities else metrics.sentence_accuracy
         return [judge(right, answer.tags) for right, answer in zip(truth, answers, strict=True)]

@@ -34,7 +34,7 @@ class Comparison:
     bound: float
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """'0.31 (bound 0.4)', or of tokens '0.02 to 0.4 (bound 0.1)'."""
         values = [self.value] if isinstance(self.value, float) else [each for each in self.value if each is not None]
         ends = dict.fromkeys(f"{each:.4g}" for each in (min(values), max(values)))

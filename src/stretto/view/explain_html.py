@@ -112,7 +112,7 @@ def _row(explanation: Explanation, layer: int) -> str:
 def _says(explanation: Explanation, layer: int) -> list[str]:
     """The answer of the exit after a layer, and what was compared there."""
     answer = exit_says(explanation.exits[layer - 1])
-    compared = [f"{what} {each.told}" for what, each in explanation.compared[layer - 1].items()]
+    compared = [f"{what} {each.summary}" for what, each in explanation.compared[layer - 1].items()]
     return [answer, *compared] if answer else compared
 
 

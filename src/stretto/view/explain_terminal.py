@@ -39,7 +39,7 @@ def show_tokens(explanation: Explanation, stream: IO[str]) -> None:
 def headline(explanation: Explanation) -> str:
     answer = explanation.prediction
     return (
-        f"{visible(answer.told)}: {answer.depth} of {counted(len(explanation.scores), 'layer')}, "
+        f"{visible(answer.summary)}: {answer.depth} of {counted(len(explanation.scores), 'layer')}, "
         f"cost {answer.cost:.3f} ({explanation.method}, dial {explanation.dial:g})"
     )
 
@@ -73,7 +73,7 @@ def layer_rows(explanation: Explanation) -> list[dict[str, Any]]:
             row["exit says"] = exit_says(explanation.exits[layer - 1])
         for what in compared:
             found = explanation.compared[layer - 1].get(what)
-            row[what] = found.told if found else ""
+            row[what] = found.summary if found else ""
         row[""] = explanation.end if layer == explanation.answered_after else ""
         rows.append(row)
     return rows

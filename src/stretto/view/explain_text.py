@@ -140,7 +140,7 @@ def show_text_explanation(explanation: TextExplanation, file: IO[str] | None = N
         for token, exit, compared in explanation.rows():
             row = {"token": token, "exit": exit, "blocks": "#" * exit + "." * (explanation.n_blocks - exit)}
             if explanation.what is not None:
-                row[explanation.what] = compared.told if compared else ""
+                row[explanation.what] = compared.summary if compared else ""
             rows.append(row)
         print(plain_table(rows), file=stream)
     if explanation.encoder is not None:
@@ -220,7 +220,7 @@ def _token(explanation: TextExplanation, place: int) -> str:
     token, exit, compared = list(explanation.rows())[place]
     number = f"<em>{compared.value:.2f}</em>" if compared else ""
     blocks = [
-        f"{what} after block {block}: {each.told}"
+        f"{what} after block {block}: {each.summary}"
         for what, found in explanation.compared[place].items()
         for block, each in found.items()
     ]
