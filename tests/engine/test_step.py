@@ -11,11 +11,11 @@ from transformers import MinLengthLogitsProcessor, MinNewTokensLengthLogitsProce
 from stretto.engine.decode_cache import FEW_HEADS, attend
 from stretto.engine.decode_search import LARGE, best_of
 from stretto.engine.generation import in_place
-from stretto.engine.linear import FEW_ROWS, LARGE_WEIGHT, SMALL_WEIGHT, Int8Product, StepProduct, step_product
+from stretto.engine.linear import MANY_ROWS, SMALL_WEIGHT, Int8Product, StepProduct, step_product
 
 
-@pytest.mark.parametrize(("out", "inner"), [(24, 16), (512, 512), (LARGE_WEIGHT // 64 + 1, 64)])
-@pytest.mark.parametrize("rows", [1, 2, FEW_ROWS, FEW_ROWS + 1, 40])
+@pytest.mark.parametrize(("out", "inner"), [(24, 16), (16, 24), (512, 512), (SMALL_WEIGHT // 64 + 1, 64)])
+@pytest.mark.parametrize("rows", [1, 2, 17, MANY_ROWS, MANY_ROWS + 1])
 def test_every_kernel_computes_the_same(out: int, inner: int, rows: int) -> None:
     torch.manual_seed(0)
     linear, x, residual = nn.Linear(inner, out), torch.randn(rows, inner), torch.randn(rows, out)
