@@ -9,7 +9,6 @@ import torch
 
 from stretto.methods.depth_adaptive import block_weights, lead, shift
 from stretto.methods.oracles import (
-    achieved,
     best_block,
     geometric_log_q,
     geometric_loss,
@@ -17,6 +16,7 @@ from stretto.methods.oracles import (
     multinomial_loss,
     sequence_oracle,
     token_oracle,
+    token_values,
 )
 
 
@@ -31,10 +31,10 @@ def test_kernel() -> None:
 def test_what_blocks_achieve() -> None:
     logits = torch.tensor([[[2.0, 0.0], [0.0, 1.0], [5.0, 0.0]]])  # [1, 3, 2]
     labels = torch.tensor([[0, 0, -100]])
-    likelihood = achieved(logits, labels, "likelihood")
+    likelihood = token_values(logits, labels, "likelihood")
     expected = [-math.log(1 + math.exp(-2)), -math.log(1 + math.exp(1)), 0.0]
     torch.testing.assert_close(likelihood, torch.tensor([expected]))
-    assert achieved(logits, labels, "correctness").tolist() == [[1.0, 0.0, 0.0]]
+    assert token_values(logits, labels, "correctness").tolist() == [[1.0, 0.0, 0.0]]
 
 
 #: C_t^n of three blocks at four tokens of one text: the first block is right at token 1, the second at 1, 2 and 4, ...

@@ -80,7 +80,7 @@ def screened(model: AdaptiveModel, data: Dataset, objective: Objective, batch_si
         del batch["example_id"]
         inputs = as_inputs(batch)
         source = model.reference.hidden_states(inputs)[-1]
-        states = decoder.states(Given.taught(source, inputs.attention_mask, labels, backbone.config))
+        states = decoder.states(Given.from_labels(source, inputs.attention_mask, labels, backbone.config))
         there = labels >= 0
         logits = [decoder.logits(hidden[there]) for hidden in states]
         best = [each.softmax(dim=-1).max(dim=-1) for each in logits]

@@ -28,7 +28,7 @@ class Given:
     """[B, T] the start token and all but the last of the text, padded on the right."""
 
     @classmethod
-    def taught(cls, source: Tensor, source_mask: Tensor, labels: Tensor, config: Any) -> Given:
+    def from_labels(cls, source: Tensor, source_mask: Tensor, labels: Tensor, config: Any) -> Given:
         """[B, T] the tokens of right texts (negative where there is none): each is predicted from those before it."""
         shifted = labels.new_full(labels.shape, config.decoder_start_token_id)
         shifted[:, 1:] = labels[:, :-1]

@@ -54,7 +54,7 @@ class Methods(Registry[type[Method]]):
 
 
 METHODS = Methods(ALL)
-#: The best known methods for people who name none; the first that can do the task is taken.
+#: Defaults if no method is named: the first that can do the task.
 DEFAULTS = ("deebert", "lte", "depth_adaptive", "length_adaptive")
 
 

@@ -152,7 +152,7 @@ def zero_with_gradient(parameter: Tensor, gradient: Tensor) -> Tensor:
 
 @dataclass
 class Fading:
-    """The context of a training pass in which tokens fade: its settings, and what the losses need of each layer."""
+    """The context of a training pass in which tokens fade: its settings, and what the losses need from each layer."""
 
     steepness: float
     eta: Tensor
@@ -172,7 +172,7 @@ class AdapLeR(Method):
     verbs = frozenset({"drop"})
     points = frozenset({"before"})
     restore = True
-    monotone = False  # what leaves now changes the scores of all that follow
+    monotone = False  # dropping a token changes the scores of the others in later layers
     dial = Dial(
         "threshold", "factor on the learned thresholds below which tokens leave; 0 keeps all, 1 is as trained",
         off=0.0, sweep=(0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0),
@@ -187,7 +187,7 @@ class AdapLeR(Method):
     def decide(self, state: State) -> Decision | None:
         if isinstance(state.context, Fading):
             return self.fade(state, state.context)
-        asked = state.dial > 0  # [B] who keeps all tokens needs no predictor, and pays none
+        asked = state.dial > 0  # [B] a sequence that keeps all tokens needs no predictor
         if not bool(asked.any()):
             return None
         score = contributions(self.predictors.ask(state, asked), state)
@@ -214,19 +214,19 @@ class AdapLeR(Method):
 
     def stages(self) -> list[Stage]:
         config = self.config
-        taught = config.distil > 0 and self.task.answers != "text"  # what it would write, nobody has computed
+        distils = config.distil > 0 and self.task.answers != "text"  # texts of the teacher are not computed
         finetuning = dataclasses.replace(self.finetuning(), keeps_best=config.saliency_checkpoints)
         adaptive = Stage(
             "adaptive", config.adaptive_epochs, config.adaptive_learning_rate, config.predictor_learning_rate,
             best_by="last" if config.retrain_epochs else "saving", decides=True, dials=(AS_TRAINED,),
             rates=(("eta", config.threshold_learning_rate), ("theta", config.threshold_learning_rate)),
-            reach=config.threshold_reach * (ETA_RANGE[1] - ETA_RANGE[0]), teacher=taught,
+            reach=config.threshold_reach * (ETA_RANGE[1] - ETA_RANGE[0]), teacher=distils,
             noted_by=config.saliency_checkpoints,
             objective=self.adaptive_loss, prepare=self.note_saliency, after_step=self.clip_thresholds,
         )  # fmt: skip
         retrain = Stage(
             "retrain", config.retrain_epochs, config.retrain_learning_rate, best_by="saving", decides=True,
-            dials=(AS_TRAINED,), teacher=taught, objective=self.retrain_loss,
+            dials=(AS_TRAINED,), teacher=distils, objective=self.retrain_loss,
         )  # fmt: skip
         return [finetuning, adaptive, *([retrain] if config.retrain_epochs else [])]
 

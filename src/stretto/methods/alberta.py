@@ -61,7 +61,7 @@ IGNORED, GATED = -1.0, 0.0  # dials at which all layers run, without and with th
 @dataclass(frozen=True)
 class ALBERTaConfig(FinetuningConfig):
     num_train_epochs: Epochs = 3
-    """Epochs of ordinary fine-tuning (the first stage); 0 leaves it out, for encoders pretrained with gates."""
+    """Epochs of ordinary fine-tuning (the first stage); 0 skips it, for encoders pretrained with gates."""
     gate_epochs: Epochs = 3
     """Epochs of training with gates (the second stage)."""
     gate_learning_rate: LearningRate = 6e-5
@@ -131,9 +131,9 @@ class Lesson:
     """The context of a training pass: what it does besides running at its dial."""
 
     last_layer: Tensor | None = None
-    """[B] the layer after which each text leaves, whatever its gates are; None: the last of all."""
+    """[B] the layer after which each text leaves, regardless of its gates; None: the last layer."""
     read: Callable[[Tensor, State], Tensor] | None = None
-    """What the head reads of the rows, if every exit is to be answered."""
+    """Pools the rows as the head reads them, if every exit has to answer."""
     gates: list[Tensor] = field(default_factory=list)
     """Collects the gates of the pass, [B, A]."""
     pooled: list[Tensor] = field(default_factory=list)
@@ -210,8 +210,8 @@ class ALBERTa(Method):
 
     @property
     def answers_all(self) -> bool:
-        """Whether all exits of a text are answered in training. A part of a combination whose other part answers with a
-        head of its own cannot: that head is not at hand."""
+        """Whether all exits of a text answer in training. This is not possible in a combination whose other part
+        answers with its own head, because that head is not accessible here."""
         config = self.config
         of_sequences = self.task.answers == "sequence" and not self.overruled
         return config.exit_loss == "all" and config.early_exit and of_sequences
@@ -225,7 +225,7 @@ class ALBERTa(Method):
         losses = torch.stack([self.loss(logits, batch.targets) for logits in answers], dim=1)  # [B, A + 1]
         (gates,) = lesson.gates
         probable, depth = leaving(gates, config.revpc)
-        if config.revpc:  # the first gate is always open: nobody leaves after layer k
+        if config.revpc:  # the first gate is always open: no text leaves after layer k
             losses, probable = losses[:, 1:], probable[:, 1:]
         loss = (1 - config.exit_share) * (probable * losses).sum(dim=1) + config.exit_share * losses.mean(dim=1)
         return (loss + config.depth_penalty * depth).mean()
@@ -237,7 +237,7 @@ class ALBERTa(Method):
         return self.loss(logits, batch.targets).mean() + self.config.depth_penalty * gates.sum(dim=1).mean()
 
     def draw_last_layers(self, texts: int, device: torch.device) -> Tensor:
-        """[texts] for a share of them one of the layers where a text may leave, for the others the last of all."""
+        """[texts] for a share of them a random layer where a text may leave, for the others the last layer."""
         n_layers = self.shape.n_layers
         share = self.config.exit_share if self.config.early_exit else 0.0
         drawn = torch.randint(self.static_layers, n_layers, (texts,), device=device)

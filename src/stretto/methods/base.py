@@ -1,4 +1,4 @@
-"""The one interface of all methods. A method decides; it owns no loop, no mask, no packing, no backbone."""
+"""The one interface of all methods. A method decides; it has no loop, no mask, no packing, no backbone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stretto.engine.reference import ReferenceEngine
 
 #: Notes on the training data by name: for each example a tensor with one entry per token; or, with a name that begins
-#: with `TEXT_NOTE`, one tensor [examples, k] of what is known of whole texts.
+#: with `TEXT_NOTE`, one tensor [examples, k] of notes on whole texts.
 Notes = dict[str, list[Tensor] | Tensor]
 TEXT_NOTE = "text_"
 #: The training examples in order, with their labels; can be iterated several times.
@@ -37,12 +37,12 @@ class Dial:
     off: float
     """At this value the full model runs."""
     sweep: tuple[float, ...]
-    """Values worth trying, from most expensive to cheapest; cost never rises along them if the method is `monotone`
-    (but from the first to the second by what a head of its own reads, see `OwnHead`)."""
+    """Values worth trying, from most expensive to cheapest. Cost never rises along them if the method is `monotone`.
+    Exception: from the first to the second value, if the method has its own head, which reads more rows (`OwnHead`)."""
     upper: float = float("inf")
     lower: float = 0.0
     trained: float | None = None
-    """The most expensive value of the sweep that was trained, if not off: what the default dial is compared with."""
+    """The most expensive value of the sweep that was trained, if not off. The default dial is compared with it."""
 
     def check(self, value: float | Tensor) -> None:
         values = torch.as_tensor(value, dtype=torch.float64)
@@ -60,7 +60,7 @@ def spaced(off: float, cheapest: float, steps: int = 40) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a method needs to know of the model it is built for."""
+    """What a method needs to know about the model it is built for."""
 
     d: int
     n_layers: int
@@ -74,7 +74,7 @@ class Needs:
     """What a method needs of a task (see the attributes of `Task`)."""
 
     answers: tuple[str, ...] = ("sequence",)
-    """What it can answer: a sequence, every token, by a text."""
+    """What it can answer: a sequence, every token, or with a text."""
     right_or_wrong: bool = False
     one_of_labels: bool = False
 
@@ -94,13 +94,13 @@ class Needs:
         )
 
 
-#: Of methods that change how long or deep a sequence is computed and leave the answer to the model's own head.
+#: For methods that only change length or depth; the model's own head answers.
 ANY_ANSWER = Needs(answers=("sequence", "token", "text"))
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One training run of several that follow each other: its plan, and what the method does in it."""
+    """One of several training runs in a row: its plan, and what the method does in it."""
 
     name: str
     epochs: float
@@ -115,29 +115,29 @@ class Stage:
     final: bool = True
     """Whether it also reads the final head's answer (if not, the layers above the last exit read do not run)."""
     detached: bool = False
-    """Whether each layer learns from the next exit above it alone: no gradient goes down past an exit that is read."""
+    """Whether each layer learns only from the next exit above it: no gradient passes below an exit that is read."""
     best_by: Literal["score", "loss", "saving", "last"] = "score"
     """Which checkpoint is kept: best mean dev score of all answers read, best dev loss, cheapest on dev within
     `SAVING_LOSS` points of the full model's score before the first stage that is `taught`, or simply the last."""
     decides: bool = False
-    """Whether the method's verbs act while it learns: the objective then gets a `TrainingBatch`, not a `Pass`."""
+    """Whether the method's decisions act during training: the objective then gets a `TrainingBatch`, not a `Pass`."""
     dials: tuple[float, ...] = ()
     """Dials at which the dev data are scored, if the stage reads no exits; none means off."""
     rates: tuple[tuple[str, float], ...] = ()
-    """Learning rates of single parameters of the method, by the beginning of their name. They are not decayed, and
-    their gradients are clipped apart from all others."""
+    """Learning rates of single parameters of the method, by the beginning of their name. These parameters have no
+    weight decay, and their gradients are clipped separately."""
     reach: float = 0.0
-    """How far the parameters of `rates` must be able to move within the stage: where the steps are few, their rates are
-    raised to that."""
+    """How far the parameters of `rates` must be able to move within the stage: if there are few steps, their rates are
+    raised accordingly."""
     keeps_best: int = 1
     """How many of its best checkpoints are kept until the run ends, for `noted_by`."""
     noted_by: int = 1
-    """Notes on tokens (`prepare`) are the mean of what so many best checkpoints of an earlier stage give."""
+    """Notes on tokens (`prepare`) are the mean over so many best checkpoints of an earlier stage."""
     taught: bool = True
-    """Whether the full model is there when the stage starts, so that the stage can learn from its answers too: those to
+    """Whether the full model is trained before the stage starts, so that the stage can also learn from its answers to
     texts without labels (`train(unlabelled=…)`)."""
     teacher: bool = False
-    """Whether its objective also wants the full model's answers to the training texts (`Targets.teacher`): those from
+    """Whether its objective also needs the full model's answers to the training texts (`Targets.teacher`), computed
     before the first stage that is `taught`."""
     needs_labels: bool = True
     """False: the stage learns from texts alone, with and without labels."""
@@ -150,15 +150,15 @@ class Stage:
     objective: Callable[[Any], Tensor] = field(kw_only=True, compare=False, repr=False)
     """From a `Pass` (of a stage that `decides`: a `TrainingBatch`) to the scalar that the stage minimises."""
     prepare: Callable[..., Notes] | None = field(default=None, compare=False, repr=False)
-    """prepare(engine, batches), before the stage, in eval mode: the method's notes on each training token, as
-    `Inputs.notes` while it learns, one list entry [n tokens] per example; or of each text, as `Targets.notes`. If the
-    method exits: also `above` (see `engine.replay`), for what a part of a combination beneath it has shortened."""
+    """prepare(engine, batches), before the stage, in eval mode: the method's notes on each training token (during
+    training `Inputs.notes`), one list entry [n tokens] per example; or on each text (`Targets.notes`). If the method
+    exits it also gets `above` (see `engine.replay`), for texts that another part of a combination has shortened."""
     choose: Callable[[Callable[[Decider], float]], None] | None = field(default=None, compare=False, repr=False)
-    """Before the stage, after `prepare`: what the method chooses on the dev texts. It gets a function that runs them
-    with a decider and returns their mean divergence from the full model's answers."""
+    """Before the stage, after `prepare`: lets the method choose something on the dev texts. It gets a function that
+    runs them with a decider and returns their mean divergence from the full model's answers."""
     finish: Callable[..., None] | None = field(default=None, compare=False, repr=False)
-    """finish(engine, batches), after the stage, in eval mode: what the method computes from its trained weights. If it
-    exits: also `above`."""
+    """finish(engine, batches), after the stage, in eval mode: computes something from the trained weights. If the
+    method exits it also gets `above`."""
     after_step: Callable[[], None] | None = field(default=None, compare=False, repr=False)
     """After each optimizer step: put parameters back into their range."""
 
@@ -169,16 +169,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Targets:
-    """What the B examples of a batch should be answered with."""
+    """The right answers to the B examples of a batch."""
 
     labels: Tensor
-    """As the task's loss reads them; of a text without a label, the full model's answer."""
+    """As the task's loss reads them; for a text without a label, the full model's answer."""
     teacher: Tensor | None = None
-    """[B, C], or [B, T, C] of a task that answers tokens: the logits of the full model, if the stage wants them."""
+    """[B, C], or [B, T, C] for a task that answers tokens: the logits of the full model, if the stage needs them."""
     labelled: Tensor | None = None
     """[B] bool: whether the label is known; None: all are."""
     notes: Mapping[str, Tensor] = field(default_factory=dict)
-    """[B, k] what `Stage.prepare` noted of each text; nothing of dev texts."""
+    """[B, k] the notes of `Stage.prepare` on each text; dev texts have none."""
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ class TrainingBatch:
     inputs: Inputs
     targets: Targets
     run: Callable[..., Output]
-    """run(dial, skip=(), context=None) runs the batch on the reference engine, with gradients, leaving out the layers
-    in `skip`; `context` reaches the method as `State.context`."""
+    """run(dial, skip=(), context=None) runs the batch on the reference engine, with gradients, without the layers in
+    `skip`; the method gets `context` as `State.context`."""
     step: int
     """Optimizer steps taken in this stage."""
     epoch: float
@@ -216,7 +216,7 @@ class TrainingBatch:
     engine: ReferenceEngine
     """The engine that `run` uses, for hidden states with nothing decided."""
     last_states: Callable[[], Tensor] | None = None
-    """[B, T, d] after the last layer with nothing decided; in a combination, as the part beneath leaves them."""
+    """[B, T, d] after the last layer without decisions; in a combination, with the decisions of the first part."""
 
     @property
     def labels(self) -> Tensor:
@@ -232,11 +232,11 @@ class Method(nn.Module):
     points: frozenset[Point] = frozenset()
     """Where `decide` is called."""
     stacks: frozenset[Stack] = frozenset({"encoder"})
-    """Of which stacks of an encoder–decoder."""
+    """In which stacks of an encoder–decoder `decide` is called."""
     needs: ClassVar[Needs] = Needs()
     """What a task must be able to do."""
     verbs: ClassVar[frozenset[str]] = frozenset()
-    """What it does: 'drop' or 'freeze' tokens, let texts 'exit', 'gate' layers. Says which methods can be combined."""
+    """What it does: 'drop' or 'freeze' tokens, let texts 'exit', 'gate' layers. Combinations depend on it."""
     uses_exits: ClassVar[bool] = False
     restore: bool = False
     """Whether dropped tokens get their last state back after the last layer."""
@@ -266,7 +266,7 @@ class Method(nn.Module):
         """When the model is complete, before saved weights are loaded: build parts that depend on the encoder."""
 
     overruled = False
-    """Whether it is part of a combination whose other part answers with a head of its own."""
+    """Whether it is part of a combination whose other part answers with its own head."""
 
     def own_head(self) -> OwnHead | None:
         """A head that answers instead of the model's own if the dial is not off; None if there is none."""
@@ -277,7 +277,7 @@ class Method(nn.Module):
         return None
 
     def found(self) -> dict[str, str]:
-        """What the training chose, for the model card."""
+        """What was chosen in training, for the model card."""
         return {}
 
     def stages(self) -> list[Stage]:
@@ -307,7 +307,7 @@ class Method(nn.Module):
         return torch.stack([self.loss(logits, forward.targets).mean() for logits in forward.logits])
 
     def loss(self, logits: Tensor, targets: Targets) -> Tensor:
-        """[B] the task's loss; of a text without a label, how far the answer is from the full model's."""
+        """[B] the task's loss; for a text without a label, the distance of the answer from the full model's."""
         loss = self.task.loss(logits, targets.labels)
         if targets.labelled is None:
             return loss

@@ -14,7 +14,7 @@ Differs from the paper:
 - Transformers instead of convolutional networks; a branch is one exit head.
 - The sum of losses is divided by the sum of weights, and entropy by log C.
 - Thresholds per exit are one dial times fixed factors f_i (default: 1), so that cost is monotone along one number.
-- Percentiles are those of the training texts, at the dial 0.5.
+- Percentiles are measured on the training texts, at the dial 0.5.
 
 Dial: S, the normalised entropy below which a sequence leaves. 0 is the full model.
 """
@@ -99,7 +99,7 @@ class JointExits(Method):
         return [*apart, joint]
 
     def exits_loss(self, forward: Pass) -> Tensor:
-        """What the exits learn from alone."""
+        """The loss of the stage that trains the exits alone."""
         return self.joint_loss(forward)
 
     def joint_loss(self, forward: Pass) -> Tensor:

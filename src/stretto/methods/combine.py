@@ -3,10 +3,10 @@
 `length_adaptive+deebert` shortens a text from layer to layer and stops where its answer is certain, so that the two
 savings multiply. Any method that drops or freezes can be combined with any method that exits: `A+B`.
 
-The parts are trained one after the other: first A, then the exits of B on the shortened states that they read when they
-serve. Afterwards a search on the dev data tries pairs of dials and keeps the Pareto frontier: two dials become one.
+The parts are trained one after the other: first A, then the exits of B on shortened states, which they also read in
+inference. Afterwards a search on the dev data tries pairs of dials and keeps the Pareto frontier: two dials become one.
 
-    decision = what A says at its dial, and what B says at its own   -> `Combined.decide`
+    decision = decisions of A at its dial and of B at its own dial   -> `Combined.decide`
     (dial of A, dial of B) on the frontier, by budget                -> `Combined.dials`
     the frontier                                                     -> `stretto.budget.frontier`
 
@@ -47,7 +47,7 @@ SHARED = frozenset(field.name for field in dataclasses.fields(FinetuningConfig))
 
 @dataclass(frozen=True)
 class CombinedConfig(FinetuningConfig):
-    """What a combination has besides the settings of its parts, which carry the name of their method as a prefix."""
+    """Settings of a combination besides those of its parts, which have the name of their method as a prefix."""
 
     costs: tuple[float, ...] = ()
     """Costs of the pairs of dials that the search found, falling; written by the training."""
@@ -89,10 +89,10 @@ def merged(one: Decision, other: Decision) -> Decision:
 
 
 class Beneath:
-    """A decider with another one beneath it, which drops or freezes tokens at dials of its own."""
+    """A decider that runs together with another one beneath it, which drops or freezes tokens at separate dials."""
 
     def __init__(self, beneath: Decider, dials: Tensor, decider: Decider) -> None:
-        """`dials` ([batch]): of each sequence that came in, for the decider beneath."""
+        """`dials` ([batch]): for each sequence of the input, for the decider beneath."""
         self.beneath, self.dials, self.decider = beneath, dials, decider
         self.points = beneath.points | decider.points
         self.stacks = beneath.stacks | decider.stacks
@@ -111,7 +111,7 @@ def above_drawn(beneath: Method) -> Above:
 
 
 class HeadAtDial:
-    """A part's own head, which is asked at the dial of that part."""
+    """A part's own head, used at the dial of that part."""
 
     def __init__(self, head: OwnHead, dial: Callable[[State], Tensor]) -> None:
         self.head, self.dial, self.macs = head, dial, head.macs
@@ -153,7 +153,7 @@ class Combined(Method):
         self.set_frontier(config.costs, config.frontier)
 
     def set_frontier(self, costs: Sequence[float], frontier: Sequence[Sequence[float]]) -> None:
-        """Pairs of dials with falling costs below 1; none: the guess. The full model is always there, as the first."""
+        """Pairs of dials with falling costs below 1; none: the guess. The full model is always the first."""
         if not costs:
             steps = [step / GUESSED_POINTS for step in range(1, GUESSED_POINTS + 1)]
             costs = [1 - 0.9 * step for step in steps]

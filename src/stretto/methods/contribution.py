@@ -1,4 +1,4 @@
-"""Contribution predictors: small networks that say before a layer how much each token will contribute to the answer.
+"""Contribution predictors: small networks that predict, before a layer, how much each token contributes to the answer.
 
     CP_l = Linear(d -> size), GELU, Linear(size -> 1), a softmax over the tokens of a text
 
@@ -27,15 +27,15 @@ class ContributionPredictors(nn.ModuleList):
         self.macs = (shape.d + 1) * size  # for one token
 
     def ask(self, state: State, asked: Tensor) -> Tensor:
-        """[N] what the predictor of this layer says of each row; 0 in the sequences not `asked` ([B] bool), which pay
-        nothing."""
+        """[N] the predicted contribution of each row in this layer. Sequences not in `asked` ([B] bool) get 0, and
+        nothing is computed or counted for them."""
         state.add_macs(asked * state.lengths * self.macs)
         predictor = self[state.layer - 1]
         if bool(asked.all()):
             return predictor(state.rows).squeeze(-1)
         rows = asked[state.sequence]
-        said = predictor(state.rows[rows]).squeeze(-1)
-        return said.new_zeros(state.n_rows).index_put((rows,), said)
+        predicted = predictor(state.rows[rows]).squeeze(-1)
+        return predicted.new_zeros(state.n_rows).index_put((rows,), predicted)
 
 
 def saliency_notes(engine: ReferenceEngine, task: Task, batches: Batches) -> Notes:

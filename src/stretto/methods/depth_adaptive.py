@@ -3,8 +3,8 @@
 The output head reads the decoder after every block. Training makes all of these answers useful: *aligned* training sums
 the losses of all blocks, every token at the same depth; *mixed* training samples depths per token, and a token that has
 left hands its state up unchanged. Then a mechanism learns when to leave, from an oracle that knows the right text: the
-block that says it best, less a price for depth. A token that has left is not computed above; deeper tokens see its last
-state as keys and values there.
+block with the highest likelihood of it, minus a price for depth. A token that has left is not computed above; deeper
+tokens see its last state as keys and values there.
 
 Reference: Elbayad, Gu, Grave, Auli: Depth-Adaptive Transformer, ICLR 2020.
 
@@ -21,12 +21,12 @@ Reference: Elbayad, Gu, Grave, Auli: Depth-Adaptive Transformer, ICLR 2020.
 Differs from the paper: All blocks share the model's output head. The dial shifts the mechanism after training
 (`shift`): 0.5 is the paper's decision (multinomial: argmax; geometric: the first χ > 0.5), 0 the full decoder, 1 the
 first block. The paper tunes thresholds by 10,000 translations of the dev data; `stretto search` draws as many, screens
-them by what each block says of the right dev texts, and translates with the best. Keys and values of tokens that left
-are made only when needed, with the same texts. Losses are means over tokens.
+them by the answers of each block on the right dev texts, and translates with the best. Keys and values of tokens that
+left are computed only when needed; the texts are the same. Losses are means over tokens.
 
 Dial: `eagerness`, how readily tokens leave. When to use it: where a decoder writes texts. Start with `geometric`.
-`confidence` needs no training, but asks the output head after every block, which for a large vocabulary costs more than
-the blocks it saves.
+`confidence` needs no training, but computes the output head after every block. With a large vocabulary this costs more
+than the blocks it saves.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from stretto.engine.decode_reference import DecoderReference, Given
 from stretto.errors import StrettoError
 from stretto.methods.base import Dial, Method, Needs, Shape, Stage, TrainingBatch
 from stretto.methods.oracles import (
-    achieved,
     geometric_loss,
     multinomial_loss,
     sequence_oracle,
     token_oracle,
+    token_values,
 )
 from stretto.methods.settings import Epochs, LearningRate, Settings, Size, Weight
 from stretto.state import Compared, Decision, State
@@ -69,13 +69,13 @@ class DepthAdaptiveConfig(Settings):
     samples: Size = 3
     """M, sequences of exits per text in mixed training."""
     mechanism: Literal["geometric", "multinomial", "sequence", "confidence"] = "geometric"
-    """Who decides when a token leaves."""
+    """What decides when a token leaves."""
     oracle: Literal["correctness", "likelihood"] = "correctness"
     """What the mechanism learns from."""
     oracle_sigma: Weight = 0.0
     """σ: how far around a token the oracle looks; 0 is the token alone."""
     oracle_penalty: Weight = 0.05
-    """λ: what the oracle charges for each block."""
+    """λ: the oracle's price of each block."""
     exit_weight: Weight = 0.1
     """α: the weight of the exit loss beside the decoder's."""
     num_train_epochs: Epochs = 20
@@ -83,13 +83,13 @@ class DepthAdaptiveConfig(Settings):
     learning_rate: LearningRate = 1e-3
     """Learning rate of the first stage."""
     exit_epochs: Epochs = 2
-    """Epochs of the second stage, in which the mechanism learns along."""
+    """Epochs of the second stage, in which the mechanism is trained too."""
     exit_learning_rate: LearningRate = 1e-3
     """Learning rate of the mechanism."""
     joint_learning_rate: LearningRate = 2e-4
     """Learning rate of the model in the second stage; 0 freezes it."""
     thresholds: tuple[tuple[float, ...], ...] = ()
-    """Of `confidence`: T_1..T_{N-1} for each step of the dial, from expensive to cheap. Empty: equal thresholds."""
+    """For `confidence`: T_1..T_{N-1} for each step of the dial, from expensive to cheap. Empty: equal thresholds."""
 
 
 def block_weights(name: str, count: int) -> Tensor:
@@ -163,7 +163,7 @@ class DepthAdaptive(Method):
         return getattr(self, self.config.mechanism)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """A model that was trained for one mechanism may be opened with another, which then starts afresh."""
+        """A model that was trained for one mechanism may be opened with another, which is then untrained."""
         own = {name: value for name, value in state_dict.items() if name.startswith(f"{self.config.mechanism}.")}
         return super().load_state_dict(own or self.state_dict(), strict, assign)
 
@@ -189,7 +189,7 @@ class DepthAdaptive(Method):
         return Decision(freeze=value >= bound, compared=Compared("lead", value, bound, logits=True))
 
     def sure(self, state: State, n: int) -> Decision:
-        """Greatest probability above T_n; nobody is asked where no dial allows it."""
+        """Greatest probability above T_n. The output head is computed only where some dial lets tokens leave."""
         thresholds = self.thresholds_at(state.dial)[:, n - 1]
         if bool((thresholds >= 1).all()):
             return Decision()
@@ -226,7 +226,7 @@ class DepthAdaptive(Method):
         return self.loss_of(decoder, given, decoder.states(given), batch.labels)
 
     def loss_of(self, decoder: DecoderReference, given: Given, states: list[Tensor], labels: Tensor) -> Tensor:
-        """L_dec. `states` are those of aligned tokens, after each block."""
+        """L_dec. `states`: after each block, with every token at that depth."""
         if self.config.training == "mixed":
             times = self.config.samples
             exits = torch.randint(1, self.n_blocks + 1, (times * len(labels), labels.shape[1]), device=labels.device)
@@ -255,7 +255,7 @@ class DepthAdaptive(Method):
     def oracle(self, decoder: DecoderReference, states: list[Tensor], labels: Tensor) -> Tensor:
         """[B, T] the block at which each token should leave."""
         config = self.config
-        values = torch.stack([achieved(decoder.logits(hidden), labels, config.oracle) for hidden in states])
+        values = torch.stack([token_values(decoder.logits(hidden), labels, config.oracle) for hidden in states])
         if config.mechanism == "sequence":
             return sequence_oracle(values, config.oracle_penalty)
         return token_oracle(values, config.oracle_penalty, config.oracle_sigma)
@@ -275,9 +275,9 @@ class DepthAdaptive(Method):
         return (losses * there).sum() / there.sum()
 
     def teach(self, batch: TrainingBatch) -> tuple[DecoderReference, Given]:
-        """The source as the encoder has it, with the right texts before the decoder."""
+        """The encoder's output for the source, and the right texts as input of the decoder."""
         backbone = batch.engine.backbone
         assert isinstance(backbone, EncoderDecoder) and batch.last_states is not None
         source = batch.last_states()
-        given = Given.taught(source, batch.inputs.attention_mask, batch.labels, backbone.config)
+        given = Given.from_labels(source, batch.inputs.attention_mask, batch.labels, backbone.config)
         return DecoderReference(backbone), given

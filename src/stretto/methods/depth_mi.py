@@ -8,13 +8,13 @@ Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021 (MI b
 
     MI(x) = Σ_y Σ_{i_x, i_y} P(i_x, i_y) log(P(i_x, i_y) / (P(i_x) P(i_y)))   -> `mutual_information`, Eq. 2
     MI_log(x) = -log max(MI(x), ε); d(x) = its bin among N of equal width     -> `equal_width_depths`, Eq. 3
-    telling words deep: N + 1 - d(x)                                          -> `reversed_depths`
+    informative words deep: N + 1 - d(x)                                      -> `reversed_depths`
     freeze after d(x) layers; the pooled head at n_max                        -> `stretto.methods.depths`
 
 Differs from the paper:
 
 - Informative words go deep (`direction="shallow"`: as published).
-- Words are those of the tokenizer, and all pieces of a word have its depth. Words that are not in the (truncated)
+- The tokenizer defines the words, and all pieces of a word have its depth. Words that are not in the (truncated)
   training texts, and special tokens, go through all layers (`special="deepest"`: special tokens as deep as the deepest
   word of their text). For regression, labels are first sorted into bins of equal size.
 - The paper does not define the depth of words without information (equally frequent with each label), whose logarithm
@@ -51,8 +51,7 @@ from stretto.tasks import Task
 @dataclass(frozen=True)
 class DepthMIConfig(WordDepthConfig):
     direction: Literal["deep", "shallow"] = "deep"
-    """Where words go that are informative about the label: 'deep', through many layers, or 'shallow', through few, as
-    published."""
+    """Depth of words that are informative about the label: 'deep' (many layers), or 'shallow' (few), as published."""
     smoothing: Positive = 0.1
     """Added to each of the four counts behind a word and a label, so that none is 0."""
     least_information: Annotated[float, Range(0, 1, without=(1,))] = 0.0
@@ -94,12 +93,12 @@ def equal_width_depths(information: Tensor, n_depths: int, least: float) -> Tens
 
 
 def chance_or_less(direction: str, texts: int) -> float:
-    """ε by the direction: next to nothing, or what a word has by chance in so many texts."""
+    """ε by the direction: close to 0, or what a word has by chance in so many texts."""
     return 1e-12 if direction == "shallow" else 1 / max(texts, 2)
 
 
 def reversed_depths(depths: Tensor, n_depths: int) -> Tensor:
-    """[V] depths 1..N -> [V] N + 1 - d; if all words have the same, nothing tells them apart and all keep it."""
+    """[V] depths 1..N -> [V] N + 1 - d; if all words have the same depth, they keep it."""
     return depths if bool((depths == depths[:1]).all()) else n_depths + 1 - depths
 
 

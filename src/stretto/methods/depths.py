@@ -1,4 +1,4 @@
-"""What the methods share that give every token a depth of its own.
+"""Shared by the methods that give each token its own depth.
 
 A token is updated up to its depth and then frozen: its state is copied upwards, where deeper tokens still see it. When
 the last token of a sequence is frozen, the sequence is answered.
@@ -8,7 +8,7 @@ Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021.
     h_t^n = layer n of h^{n-1} if n <= d(x_t), else h_t^{n-1}          -> `DepthAdaptive.decide`, Eq. 5
     n_max = max_t d(x_t): no layer above runs                          -> the engines (all tokens are frozen)
     v = ReLU([max; mean]) at n_max                                     -> `PooledHead`, Eq. 6
-    the control: depths that say nothing of their word                 -> `WordDepths.drawn`
+    the control: depths that do not depend on the word                 -> `WordDepths.drawn`
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class DepthConfig(FinetuningConfig):
 
 @dataclass(frozen=True)
 class WordDepthConfig(DepthConfig):
-    """And those of the methods whose depths are estimated for words, in advance."""
+    """Further settings of the methods that estimate depths of words in advance."""
 
     head: Literal["pooled", "mean", "model"] = "pooled"
     """Which head answers with the dial on: 'pooled', which reads maximum and mean of all tokens, as published; 'mean',
-    which reads the mean through a layer of its own, as an exit does; or 'model', the model's own."""
+    which reads the mean through a new layer, as an exit does; or 'model', the model's own."""
     special: Literal["full", "deepest"] = "full"
-    """Depth of special tokens such as [CLS] and [SEP]: 'full', all layers, as published, or 'deepest', that of the
+    """Depth of special tokens such as [CLS] and [SEP]: 'full', all layers, as published, or 'deepest', the depth of the
     deepest word of the text, so that a text of shallow words is answered early."""
     table: Literal["estimated", "random"] = "estimated"
     """Which word has which depth: as 'estimated', or 'random', the same depths shuffled over the words. The second is
@@ -93,7 +93,7 @@ class DepthAdaptive(Method):
         return Decision(freeze=notes["depth"] < state.layer, depth=notes["depth"])
 
     def depth_stage(self, dial: float) -> Stage:
-        """The task's loss at this dial; some sequences, drawn anew in every step, run in full."""
+        """The task's loss at this dial; some sequences, drawn again in every step, run in full."""
         config = self.config
 
         def objective(batch: TrainingBatch) -> Tensor:

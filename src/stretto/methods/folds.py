@@ -1,8 +1,8 @@
 """What exits would answer to training texts that they have not seen.
 
-Exits are right about the texts they were fitted to more often than about others, so depths told from those are too
-shallow. Here copies of the exits are fitted to all folds of the training texts but one and answer that one; the
-backbone stays as it is.
+Exits are right more often on the texts they were trained on than on other texts, so depths estimated from those are too
+shallow. Here copies of the exits are trained on all folds of the training texts but one, and answer that one. The
+backbone is not changed.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from stretto.methods.settings import FinetuningConfig
 
 @dataclass(frozen=True)
 class FullConfig(FinetuningConfig):
-    """Nothing of its own."""
+    """No further settings."""
 
 
 class Full(Method):

@@ -1,19 +1,18 @@
-"""LayerDrop: a model trained with random layers left out, then pruned to any number of layers. A fixed yardstick.
+"""LayerDrop: trained with random layers skipped, then pruned to any number of layers. A baseline for other methods.
 
-In training each layer is left out with a probability, drawn anew in every step. So the model learns to do without any
-of them, and after one training it can be pruned to any depth: evenly spread layers are left out, for every input.
+In each training step every layer is skipped with some probability. So the model learns to answer without any of them,
+and after one training it can be pruned to any depth: evenly spread layers are removed, for every input.
 
 Fan, Grave, Joulin: *Reducing Transformer Depth on Demand with Structured Dropout*, ICLR 2020.
 
-    each layer left out with probability p, per update, never all     -> `stretto.methods.length_adaptive.sample_skips`
-    Every Other: leave out layers d with d ≡ 0 mod ⌊1/p⌋              -> `spread_layers`, of which that is a case
-    the layers left are what is run                                   -> `LayerDrop.decide`
+    each layer skipped with probability p, per update, never all      -> `stretto.methods.length_adaptive.sample_skips`
+    Every Other: remove layers d with d ≡ 0 mod ⌊1/p⌋                 -> `spread_layers` (more general)
+    run only the other layers                                         -> `LayerDrop.decide`
 
 Differs from the paper:
 
 - The paper trains with LayerDrop from the start of pretraining. Here a fine-tuned model is trained further with it.
-- Any number of layers can be left out: layer ⌈j L / n⌉ for j = 1..n of n layers. If n divides L this is the paper's
-  rule.
+- Any number n of layers can be removed: layers ⌈j L / n⌉ for j = 1..n. If n divides L this is the paper's rule.
 - The pruned model is not fine-tuned again.
 
 Dial: the number of layers kept. All of them (off) is the full model.
@@ -36,16 +35,16 @@ from stretto.tasks import Task
 @dataclass(frozen=True)
 class LayerDropConfig(FinetuningConfig):
     drop_epochs: Epochs = 3
-    """Epochs of training with layers left out (the second stage)."""
+    """Epochs of training with layers skipped (the second stage)."""
     drop_learning_rate: LearningRate = 5e-5
     """Learning rate of the second stage."""
     layer_drop: Share = 0.2
-    """p: probability with which a layer is left out in a training step. To prune to r of L layers, 1 - r / L is best,
+    """p: probability with which a layer is skipped in a training step. To prune to r of L layers, 1 - r / L is best,
     according to the paper."""
 
 
 def spread_layers(n_layers: int, kept: int) -> tuple[int, ...]:
-    """The layers (from 1) to leave out, so that `kept` of them stay: ⌈j L / n⌉ for j = 1..n, n = L - kept."""
+    """The layers (from 1) to remove, so that `kept` of them stay: ⌈j L / n⌉ for j = 1..n, n = L - kept."""
     out = n_layers - kept
     return tuple(-(-place * n_layers // out) for place in range(1, out + 1))
 
@@ -69,7 +68,7 @@ class LayerDrop(Method):
             self.left_out[kept, [layer - 1 for layer in self.left_out_at(kept)]] = True
 
     def left_out_at(self, dial: float) -> tuple[int, ...]:
-        """The layers (from 1) that are left out."""
+        """The layers (from 1) that are skipped."""
         return spread_layers(self.shape.n_layers, int(dial))
 
     def decide(self, state: State) -> Decision | None:
@@ -87,6 +86,6 @@ class LayerDrop(Method):
         return [self.finetuning(), drop]
 
     def pruned_loss(self, batch: TrainingBatch) -> Tensor:
-        """The task's loss with some layers left out, the same for the whole batch."""
+        """The task's loss with some layers skipped, the same for the whole batch."""
         skipped = sample_skips(self.config.layer_drop, self.shape.n_layers)
         return self.loss(batch.run(self.dial.off, skip=skipped).logits, batch.targets).mean()

@@ -81,19 +81,19 @@ def constant_ratio_lengths(ratio: float | Tensor, n_layers: int) -> Tensor:
 
 
 def sample_drops(most: float, n_layers: int) -> Tensor:
-    """[L] part of what it gets that each layer drops: between nothing and `most`."""
+    """[L] the fraction of its tokens that each layer drops: between 0 and `most`."""
     return most * torch.rand(n_layers, dtype=torch.float64)
 
 
 def dropped_lengths(drops: Tensor, skipped: tuple[int, ...]) -> Tensor:
-    """[L] part of what it gets that each layer drops -> [L] fractions of the input; a skipped layer drops nothing."""
+    """[L] the fraction of its tokens that each layer drops -> [L] fractions of the input; skipped layers drop none."""
     drops = drops.clone()
     drops[[layer - 1 for layer in skipped]] = 0
     return (1 - drops).cumprod(dim=0)
 
 
 def sample_skips(probability: float, n_layers: int) -> tuple[int, ...]:
-    """Layers (from 1) to leave out; never all."""
+    """Layers (from 1) to skip; never all."""
     skipped = (torch.rand(n_layers) < probability).nonzero().squeeze(1).add(1).tolist()
     return tuple(skipped[:-1] if len(skipped) == n_layers else skipped)
 
@@ -147,7 +147,7 @@ class LengthDrop(KeepsBest):
         return Decision(drop=drop_all_but(count, score, state), score=score)
 
     def fraction(self, state: State) -> Tensor:
-        """[B] of its input that each sequence keeps in this layer."""
+        """[B] the fraction of its input that each sequence keeps in this layer."""
         return self.lengths(state.dial)[:, state.layer - 1]
 
     def stages(self) -> list[Stage]:
@@ -234,7 +234,7 @@ class LengthAdaptive(LengthDrop):
             self.dial = dataclasses.replace(self.dial, sweep=tuple(self.per_input.budgets.tolist()))
 
     def changed(self, **settings: Any) -> LengthAdaptive:
-        """Another one with other configurations, which scores tokens as this one does."""
+        """A copy with other configurations that scores tokens in the same way."""
         other = LengthAdaptive(dataclasses.replace(self.config, **settings), self.shape, self.task)
         other.scores = self.scores
         return other.eval()
@@ -246,7 +246,7 @@ class LengthAdaptive(LengthDrop):
         if state.point == "between":
             return super().decide(state)
         if self.per_input is not None and state.layer == 1 and not isinstance(state.context, FixedLengths):
-            asked = state.dial != self.dial.off  # who runs in full is not asked, and pays nothing
+            asked = state.dial != self.dial.off  # sequences that run in full do not use the predictor
             choice = self.per_input.choose(READINGS["mean"].of_rows(state.rows, state), state.dial)
             state.notes_of(self).sequences["choice"] = torch.where(asked, choice, 0)
             state.add_macs(asked * self.per_input.macs)

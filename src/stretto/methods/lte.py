@@ -17,8 +17,8 @@ Differs from the paper:
 - x_i is the pooled state that the exit reads (mean by default).
 - The sum of an odd step is divided by the number of exits, so that both kinds of step have the same scale.
 - The predictor passes no gradients to the backbone.
-- After the joint training the predictor has a stage of its own, on held-out folds of the texts (`folds`; 0: no such
-  stage, as published).
+- After the joint training the predictor is trained alone in another stage, on held-out folds of the texts (`folds`; 0:
+  no such stage, as published).
 
 Dial: the expected wrongness below which a sequence leaves. 0 is the full model.
 """
@@ -43,7 +43,7 @@ from stretto.tasks import Task
 
 @dataclass(frozen=True)
 class LTEConfig(JointConfig, FoldConfig):
-    """Those of joint exits, and the folds that its predictor learns from."""
+    """Settings of joint exits, and the folds that the predictor learns from."""
 
 
 class LTE(JointExits):

@@ -1,7 +1,7 @@
-"""From what every block would have said of a known text to the block at which each of its tokens should leave.
+"""The block at which each token of a known text should leave, from the answers of all blocks.
 
-N blocks, B texts of T tokens. What a block achieves at a token is its log-likelihood LL_t^n = log p(y_t | h_t^n), or
-whether it is right: C_t^n = 1 if y_t is the most likely token. An oracle weighs it against depth: λ for each block.
+N blocks, B texts of T tokens. The value of a block at a token is its log-likelihood LL_t^n = log p(y_t | h_t^n), or
+whether it is right: C_t^n = 1 if y_t is the most likely token. An oracle subtracts a price of λ for each block.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def achieved(logits: Tensor, labels: Tensor, kind: str) -> Tensor:
+def token_values(logits: Tensor, labels: Tensor, kind: str) -> Tensor:
     """[B, T, V] of one block and [B, T] -> [B, T]: LL ('likelihood') or C ('correctness'); 0 where no token is."""
     there = labels >= 0
     if kind == "correctness":

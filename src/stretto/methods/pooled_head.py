@@ -3,8 +3,8 @@
     v = ReLU([max; mean]) over the tokens, logits = W v + b                -> `PooledHead`
     v = tanh(W' mean + b'), logits = W v + b                               -> `MeanHead`
 
-The first is that of Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021, Eq. 6; the second has
-the form of an exit (`stretto.methods.exits`).
+The first is Eq. 6 of Liu, Meng, Zhou, Chen, Xu: *Faster Depth-Adaptive Transformers*, AAAI 2021. The second has the
+form of an exit (`stretto.methods.exits`).
 """
 
 from __future__ import annotations

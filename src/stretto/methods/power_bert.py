@@ -135,7 +135,7 @@ class PowerBERT(KeepsBest):
             place = places(self.score(state), state)
             return Decision(output_factor=soft_extract(retention(self.weights)[state.layer - 1], place))
         present = state.lengths - n_protected(state) + 1  # [B] places, as all protected rows share one
-        n = state.notes_of(self).sequences.setdefault("places", present)  # those the sequence came in with
+        n = state.notes_of(self).sequences.setdefault("places", present)  # number of places at the input
         count = self.kept(n, state.dial, state.layer)
         if bool((count >= present).all()):
             return None

@@ -1,6 +1,6 @@
-"""An anytime masked language model: how well each layer can guess a word that was taken out of its text.
+"""An anytime masked language model: how well each layer can guess a masked word.
 
-One head, tied to the embeddings, reads every layer; whole words are masked. Its losses tell from which layer on a word
+One head, tied to the embeddings, reads every layer; whole words are masked. Its losses show from which layer on a word
 is understood (`stretto.methods.depth_reconstruction`). No labels are needed.
 """
 
@@ -45,7 +45,7 @@ class AnytimeHead(nn.Module):
 
 
 class AnytimeLM(nn.Module):
-    """An encoder of its own, with the head."""
+    """A separate encoder, with the head."""
 
     def __init__(self, encoder: Any, mask_id: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class AnytimeLM(nn.Module):
         hidden = target != NO_TARGET
         engine = ReferenceEngine(self.backbone)
         states = engine.as_heads_read(engine.hidden_states(inputs))
-        # the logits over the vocabulary are large: computed anew in the backward pass, a layer at a time
+        # the logits over the vocabulary are large: recomputed in the backward pass, one layer at a time
         losses = [
             checkpoint(self.head.losses, state[hidden], target[hidden], self.embedding, use_reentrant=False)
             for state in states
@@ -111,7 +111,7 @@ def in_groups(number: Tensor, share: float) -> Tensor:
 
 
 class LossRecorder(Silent):
-    """Asks the head after every layer but the last."""
+    """Runs the head after every layer but the last."""
 
     points = frozenset({"after"})
 

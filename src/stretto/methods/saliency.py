@@ -1,4 +1,4 @@
-"""Saliency: how much the right answer hangs on each token.
+"""Saliency: how much the right answer depends on each token.
 
     S_i = ‖∂y_c/∂h⁰_i ⊙ h⁰_i‖₂, divided by Σ_i S_i
 
@@ -24,7 +24,7 @@ def saliency(engine: ReferenceEngine, task: Task, inputs: Inputs, labels: Tensor
 def layer_saliency(
     engine: ReferenceEngine, task: Task, inputs: Inputs, labels: Tensor, depth: int | None = None
 ) -> Tensor:
-    """[depth, B, T]: the same with what each of the first `depth` layers (default: all) reads in the place of h⁰."""
+    """[depth, B, T]: the same with the input of each of the first `depth` layers (default: all) instead of h⁰."""
     head = engine.backbone.head
     embedded = engine.embed(inputs).detach().requires_grad_()
     *states, last = engine.hidden_states(inputs, embedded=embedded)

@@ -1,15 +1,15 @@
-"""What tokens are ranked by, in the methods that keep a number of them in each layer.
+"""Scores that rank tokens, for the methods that keep a number of them in each layer.
 
     attention           a_t: the attention a token receives, summed over heads and rows, as published
-    attention+table     a_t / max a + w · A(word of t): plus how much its word tells of the label   -> `association`
-    predictor           what a contribution predictor says                        -> `stretto.methods.contribution`
+    attention+table     a_t / max a + w · A(word of t): plus the association of its word with the label -> `association`
+    predictor           the output of a contribution predictor                    -> `stretto.methods.contribution`
     auto                the one of these that is best on the dev texts            -> `KeepsBest.choose`
 
-Attention alone drops words that the answer hangs on. The table is counted on the training texts and saved with the
+Attention alone drops words that the answer depends on. The table is counted on the training texts and saved with the
 model; looking a word up takes no arithmetic. Predictors are distilled from the saliency of the fine-tuned model, with
-the backbone frozen, and are paid for. A model is trained with the score it serves with: with `auto` the choice is made
-on the fine-tuned model, before it learns to do without tokens. Each score shortens the dev texts in the same way, and
-the one wins whose answers stay closest to the full model's (mean divergence).
+the backbone frozen; their cost is counted. Training and inference use the same score: with `auto` it is chosen on the
+fine-tuned model, before tokens are dropped in training. All scores are compared at the same lengths of the dev texts.
+The score with answers closest to the full model's (mean divergence) wins.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from stretto.methods.word_counts import rows_of, texts_with_words
 from stretto.state import Decision, Point, State
 from stretto.tasks import Task
 
-LABEL_BINS = 5  # of equal size, which take the place of labels in a regression
-CANDIDATES = ("attention", "attention+table", "predictor")  # of equally good ones the first, which costs least
+LABEL_BINS = 5  # bins of equal size, which replace labels in a regression
+CANDIDATES = ("attention", "attention+table", "predictor")  # if equally good, the first: it costs least
 LAST = (0.5, 0.25, 0.1)  # fractions of the tokens that the last layer keeps while they are compared
 
 
@@ -42,9 +42,10 @@ class ScoreConfig(FinetuningConfig):
     """Settings shared by the methods that keep the best tokens."""
 
     select: Literal["auto", "attention", "attention+table", "predictor"] = "auto"
-    """Which tokens stay: those that receive most 'attention', as published; 'attention+table', which adds how much a
-    word tells of the label (texts with one label each; elsewhere it is attention alone); those a small network, the
-    'predictor', expects to contribute most; or 'auto', the best of these on the dev texts, after the fine-tuning."""
+    """Which tokens stay: those that receive most 'attention', as published; 'attention+table', which adds how strongly
+    a word is associated with the label (texts with one label each; elsewhere it is attention alone); those that a small
+    network, the 'predictor', expects to contribute most; or 'auto', the best of these on the dev texts, after the
+    fine-tuning."""
     table_weight: Weight = 1.0
     """Weight of the table beside attention, whose largest value in a text counts as 1."""
     predictor_size: Size = 32
@@ -56,7 +57,7 @@ class ScoreConfig(FinetuningConfig):
 
 
 def association(texts_with: Tensor, texts: Tensor) -> Tensor:
-    """[V, C] texts of each label with the word, [C] texts of each label -> [V] how much the word tells of the label.
+    """[V, C] texts of each label with the word, [C] texts of each label -> [V] association of the word with the label.
 
     √(2 Σ_c (n_c - n p_c)²) / √(n + 1), n_c of the n texts with the word having label c, and p_c of all texts. With two
     labels that are equally frequent it is |n_1 - n_0| / √(n + 1)."""
@@ -90,7 +91,7 @@ def relative(received: Tensor, state: State) -> Tensor:
 
 
 class TokenScores(nn.Module):
-    """What was counted or learned of tokens, in the form that the settings ask for, and what they are ranked by."""
+    """The table or the predictors, as the settings require, and the score in use."""
 
     chosen: Tensor
     """With 'auto': the number of the score in use among `CANDIDATES`."""
@@ -130,7 +131,7 @@ class KeepsBest(Method):
 
     @property
     def chooses(self) -> bool:
-        """Whether the score is chosen on the dev texts; what would be written, nobody can compare token by token."""
+        """Whether the score is chosen on the dev texts. Not for written texts: their tokens cannot be compared."""
         return self.config.select == "auto" and self.task.answers != "text"
 
     @property
@@ -151,16 +152,16 @@ class KeepsBest(Method):
         if ranks_by == "attention" or not self.reads_words or not len(self.scores.table):
             return received
         notes = state.notes_of(self).rows
-        if "told" not in notes:  # the same in all layers
+        if "association" not in notes:  # the same in all layers
             table: WordTable = self.scores.table
             rows = rows_of(table, state)
-            notes["told"] = torch.where(rows < 0, 0.0, table.values[rows.clamp(min=0), 0])
-        return relative(received, state) + self.config.table_weight * notes["told"]
+            notes["association"] = torch.where(rows < 0, 0.0, table.values[rows.clamp(min=0), 0])
+        return relative(received, state) + self.config.table_weight * notes["association"]
 
     # ---- training
 
     def score_stages(self) -> list[Stage]:
-        """What is to be learned of tokens before any of them is dropped."""
+        """The stages that train the score, before any token is dropped."""
         config = self.config
         if config.select != "predictor" and not self.chooses:
             return []
@@ -172,7 +173,7 @@ class KeepsBest(Method):
         ]  # fmt: skip
 
     def choose(self, distance: Callable[[Decider], float]) -> None:
-        """Keep the score whose answers are closest to the full model's: `distance` is measured on the dev texts."""
+        """Keep the score with answers closest to the full model's: `distance` is measured on the dev texts."""
         found: dict[str, float] = {}
         for name in CANDIDATES:
             if name != "attention+table" or self.reads_words:
@@ -187,7 +188,7 @@ class KeepsBest(Method):
         """Σ_l KL(saliency ‖ softmax(CP_l)), all tokens present."""
         hidden, mask = batch.engine.hidden_states(batch.inputs), batch.inputs.attention_mask.bool()
         target, loss = batch.inputs.notes["saliency"], torch.zeros((), device=mask.device)
-        for states, predictor in zip(hidden, self.scores.predictors, strict=False):  # nobody reads the last ones
+        for states, predictor in zip(hidden, self.scores.predictors, strict=False):  # the last states are not read
             share = predictor(states.detach()).squeeze(-1).masked_fill(~mask, -torch.inf).softmax(dim=1)  # [B, T]
             loss = loss + divergence(target, share).sum(dim=1).mean()
         return loss

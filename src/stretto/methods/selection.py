@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stretto.state import State
 
-#: Sequences are never cut below this many tokens ([CLS] and one more), as in the Length-Adaptive Transformer.
+#: Sequences always keep at least this many tokens ([CLS] and one more), as in the Length-Adaptive Transformer.
 AT_LEAST = 2
 
 
@@ -21,7 +21,7 @@ class KeepsTokens(Protocol):
     """A method whose layers keep a number of tokens that is known from a text's length: those with the best score."""
 
     def kept(self, n: Tensor, dial: Tensor, layer: int) -> Tensor:
-        """[B] tokens that came in, [B] dials -> [B] tokens that leave `layer` (from 1)."""
+        """[B] tokens of the input, [B] dials -> [B] tokens that `layer` (from 1) keeps."""
         ...
 
     def score(self, state: State, asked: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the settings of a method may be. A Config says it by its types and is held to it when it is made."""
+"""The allowed values of a method's settings. A Config declares them by its types and checks them when it is created."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stretto.errors import StrettoError
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from `low` to `high`; both ends belong to it but those in `without`."""
+    """Finite numbers from `low` to `high`, including both ends except those in `without`."""
 
     low: float
     high: float = math.inf
@@ -22,7 +22,7 @@ class Range:
         return is_number and self.low <= value <= self.high and value not in self.without
 
     def __str__(self) -> str:
-        """[0, 1), say."""
+        """For example [0, 1)."""
         left = "(" if self.low in self.without else "["
         right = ")" if self.high in (*self.without, math.inf) else "]"
         return f"{left}{self.low:g}, {'∞' if self.high == math.inf else format(self.high, 'g')}{right}"
@@ -30,7 +30,7 @@ class Range:
 
 Epochs = Annotated[float, Range(0)]
 LearningRate = Annotated[float, Range(0)]
-Weight = Annotated[float, Range(0)]  # of a term of a loss, say
+Weight = Annotated[float, Range(0)]  # for example of a term of a loss
 Positive = Annotated[float, Range(0, without=(0,))]
 Share = Annotated[float, Range(0, 1)]
 SomeShare = Annotated[float, Range(0, 1, without=(0,))]

@@ -28,7 +28,7 @@ from stretto.state import Compared, Decision, State
 
 @dataclass(frozen=True)
 class ShallowDeepConfig(JointConfig):
-    """Nothing of its own."""
+    """No further settings."""
 
 
 def confidence(logits: Tensor) -> Tensor:

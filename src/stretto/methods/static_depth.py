@@ -35,7 +35,7 @@ class StaticDepthConfig(ExitConfig):
     depth: Count = 0
     """Layers to keep; 0 means half of them."""
     shallow_epochs: Epochs = 1
-    """Epochs of fine-tuning the kept layers with their own exit, after both have been trained apart."""
+    """Epochs of fine-tuning the kept layers with their own exit, after both have been trained separately."""
     shallow_exit_learning_rate: LearningRate = 3e-4
     """Learning rate of the exit while it trains together with the layers."""
 

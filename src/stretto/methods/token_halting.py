@@ -55,8 +55,8 @@ class TokenHaltingConfig(DepthConfig):
     penalty: Weight = 0.05
     """λ: what one more layer must be worth in correctness (0 to 1), with the oracle 'first'."""
     folds: Count = 5
-    """Parts of the training texts, each of which is answered by heads fitted to the others, to learn from what is right
-    there. 0 or 1: by the head itself, which has seen all of them."""
+    """Number of folds of the training texts. Each is answered by heads trained on the other folds, to learn which
+    answers are right. 0 or 1: by the head itself, which was trained on all texts."""
 
 
 class TokenHalting(DepthAdaptive):
@@ -64,7 +64,7 @@ class TokenHalting(DepthAdaptive):
     Config = TokenHaltingConfig
     needs = Needs(right_or_wrong=True)
     known_after = 1
-    monotone = False  # who is asked pays the predictor, also where it freezes nothing
+    monotone = False  # the predictor is counted for all sequences it runs on, also where it freezes nothing
     dial = Dial(
         "quantile", "each token runs to the depth that suffices with this probability; 1 runs to the end",
         off=1.0, sweep=spaced(1.0, 0.0, steps=20), upper=1.0,
@@ -76,7 +76,7 @@ class TokenHalting(DepthAdaptive):
 
     def depths(self, state: State) -> Tensor:
         on = state.dial != self.dial.off
-        asked = on[state.sequence]  # who runs in full is not asked, and pays nothing
+        asked = on[state.sequence]  # sequences that run in full do not use the predictor
         state.add_macs(state.lengths * on * self.shape.d * self.shape.n_layers)
         depth = torch.full_like(state.position, self.shape.n_layers)
         quantile = state.dial[state.sequence[asked]]

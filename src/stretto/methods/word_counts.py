@@ -1,4 +1,4 @@
-"""Words: how often they occur in texts of each class, and what a table says of those of a batch."""
+"""Words: how often they occur in texts of each class, and the look-up of a batch's words in a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stretto.state import State
 
 
 def presence(words: Words) -> Tensor:
-    """Indices of the first occurrence of each word in each sequence: a text has a word or has it not."""
+    """Indices of the first occurrence of each word in each sequence: each word counts once per text."""
     _, kind = words.keys.unique(return_inverse=True)
     seen, place = (words.sequence * (len(words.keys) + 1) + kind).unique(return_inverse=True)
     numbers = torch.arange(len(place), device=place.device)

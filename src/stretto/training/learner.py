@@ -127,7 +127,7 @@ class Learner(nn.Module):
         backbone = self.model.backbone
         assert isinstance(backbone, EncoderDecoder)
         decoder = DecoderReference(backbone)
-        given = Given.taught(hidden, inputs.attention_mask, labels, backbone.config)
+        given = Given.from_labels(hidden, inputs.attention_mask, labels, backbone.config)
         return decoder.logits(decoder.states(given)[-1])
 
     def answers(self, read: list[Tensor], last: Tensor, targets: Targets) -> Pass:
