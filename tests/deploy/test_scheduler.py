@@ -81,6 +81,22 @@ def test_easy_requests_do_not_wait_for_hard_ones(model: Any) -> None:
     assert [each.result().predictions[0].depth for each in (easy, hard)] == [1, 4]
 
 
+def test_sequences_that_come_one_by_one_are_admitted_together(model: Any) -> None:
+    """Those that are inside are nearer to their answers: the others wait for one turn of the first layer."""
+    loop = Scheduler(model, Limits())
+    first = loop.submit(encoded(model, "a film"), OFF, 60.0)
+    loop.turn()
+    later = []
+    for count in range(1, 4):
+        later.append(loop.submit(encoded(model, "a film"), OFF, 60.0))
+        loop.turn()
+        assert (loop.waiting, loop.live) == (count, 1 if count < 3 else 0)
+    assert first.done()
+    loop.turn()
+    assert (loop.waiting, loop.live) == (0, 3)
+    assert turn_until(loop, *later) == 3
+
+
 def test_long_texts_are_passed_over_but_not_for_ever(model: Any) -> None:
     """A stream of short texts, one more with every turn: each costs less than the long one that waits inside."""
     loop = Scheduler(model, Limits())

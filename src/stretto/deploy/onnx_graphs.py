@@ -117,7 +117,7 @@ class WholeGraph(Graph):
     def shortened(self, table: Table, columns: Any, n: Tensor) -> Tensor:
         """Each layer keeps the most significant tokens; `n` ([B]) came in, in `columns` columns."""
         of_tokens = self.backbone.head.every_row
-        # [B, T0 + 1, d] the last state of each token, and one column more for what nobody reads
+        # [B, T0 + 1, d] the last state of each token, and one column more for what is not read
         shelf = nn.functional.pad(table.hidden, (0, 0, 0, 1)) if of_tokens else None
         for layer, (counts, (slope, offset)) in enumerate(zip(self.counts, self.lines, strict=True), start=1):
             if shelf is not None:

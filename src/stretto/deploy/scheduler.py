@@ -3,7 +3,8 @@
 Sequences wait in two places. New ones wait in a queue, shortest expected work first. A second of waiting counts as much
 as `AGING` tokens of work, so that nothing starves. Admitted ones wait for their next layer. The loop chooses the layer
 where answers cost least: many sequences, few rows, few layers to go. Sequences that were not chosen count for more with
-every step. A model that writes texts takes a few sentences together, and the next ones when these are done (`writing`).
+every step. Only if it chooses the first layer, it admits sequences, all that fit: one by one, as they come, would take
+longer. A model that writes texts takes a few sentences together, and the next ones when these are done (`writing`).
 
 The loop runs in a thread of its own. Other threads submit requests, and get a `concurrent.futures.Future`.
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import count, islice
 from typing import Any
 
@@ -102,21 +103,25 @@ class Request:
         """One per sequence."""
         return self.encoded.features
 
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Of each sequence."""
+        return [len(feature["input_ids"]) for feature in self.features]
+
     def in_order(self, found: Mapping[int, Any]) -> list[Any]:
         return [found[number] for number in range(len(self.features))]
 
     def finish(self, predictions: list[Any]) -> None:
-        tokens = sum(len(feature["input_ids"]) for feature in self.features)
         waited, took = self.entered - self.arrived, time.monotonic() - self.entered
         with suppress(InvalidStateError):  # the client may have left just now
-            self.future.set_result(Answer(predictions, self.in_order(self.logits), tokens, waited, took))
+            self.future.set_result(Answer(predictions, self.in_order(self.logits), sum(self.tokens), waited, took))
 
     def fail(self, error: Exception) -> None:
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 
     def unwanted(self, now: float) -> bool:
-        """Whether nobody waits for the answer any more. Reports a deadline that has passed."""
+        """Whether the client has left or the deadline has passed. Reports a deadline that has passed."""
         if not self.future.done() and now > self.deadline:
             self.fail(DeadlinePassed())
         return self.future.done()
@@ -142,6 +147,7 @@ class Scheduler:
         self._live: dict[int, tuple[Request, int]] = {}
         self._held: list[Request] = []  # all their sequences have left; with `wait_for_batch` they wait for the others
         self._passed_over: dict[int, int] = {}  # for each layer: steps in which it was not chosen
+        self._next = 1  # the layer that was chosen
         self._thread = threading.Thread(target=self._loop, name="stretto-engine", daemon=True)
 
     # ---- for any thread
@@ -161,9 +167,8 @@ class Scheduler:
                 heapq.heapify(self._queue)
                 if self._queue and len(self._queue) + len(features) > self.limits.queue:
                     raise QueueFull
-            for number, feature in enumerate(features):
-                work = len(feature["input_ids"]) * request.expected
-                key = request.arrived + work / AGING
+            for number, tokens in enumerate(request.tokens):
+                key = request.arrived + tokens * request.expected / AGING
                 heapq.heappush(self._queue, (key, next(self._count), request, number))
             self.accepted += len(features)
             self._changed.notify()
@@ -220,26 +225,24 @@ class Scheduler:
     def turn(self) -> None:
         """Admit what fits, run one part through one layer, answer what has left. For the loop's thread only."""
         with self._changed:
-            admitted = self._admit()
+            self._next = self._choose()
+            admitted = self._admit() if self._next == 1 else []
             call = self._calls.popleft() if self._calls else None
         if call is not None:
             self._call(*call)
         try:
             self._add(admitted)
             self._step()
-        except Exception as error:  # of the engine: the admitted requests fail, the loop goes on
+        except Exception as error:  # of the engine: the admitted requests fail, the loop continues
             log.exception("The engine failed. All admitted requests get an error.")
             self._give_up([request for request, _ in admitted], error)
 
     def _admit(self) -> list[tuple[Request, int]]:
         """Take sequences from the queue while there is room. If the first does not fit, no other overtakes it."""
-        if (self.limits.wait_for_batch or self.writes) and self._live:
-            return []
-        room = self.limits.live_tokens * (SHARE if self.writes else 1) - self._rows()
-        now, admitted = time.monotonic(), list[tuple[Request, int]]()
-        while self._queue:
+        room, now, admitted = self._room(), time.monotonic(), list[tuple[Request, int]]()
+        while self._queue and not self._is_closed:
             _, _, request, number = self._queue[0]
-            tokens = len(request.features[number]["input_ids"])
+            tokens = request.tokens[number]
             if not request.unwanted(now):
                 if tokens > room and (self._live or admitted):
                     break
@@ -248,8 +251,15 @@ class Scheduler:
             heapq.heappop(self._queue)
         return admitted
 
-    def _rows(self) -> int:
-        return sum(part.state.n_rows for parts in self._stepping.parts.values() for part in parts)
+    @property
+    def _is_closed(self) -> bool:
+        """Whether no sequence may enter before all admitted ones have left."""
+        return bool(self._live) and (self.limits.wait_for_batch or self.writes)
+
+    def _room(self) -> float:
+        """Tokens that may be admitted now."""
+        rows = sum(part.state.n_rows for parts in self._stepping.parts.values() for part in parts)
+        return self.limits.live_tokens * (SHARE if self.writes else 1) - rows
 
     def _add(self, admitted: Sequence[tuple[Request, int]]) -> None:
         if not admitted:
@@ -298,25 +308,49 @@ class Scheduler:
             self.answered += len(request.features)
             request.finish(list(islice(predictions, len(request.encoded.texts))))
 
-    def _choose(self, parts: Mapping[int, Sequence[Part]]) -> int:
+    def _choose(self) -> int:
         """The layer where answers cost least now: many sequences, few rows, few layers to go. A layer that was not
         chosen counts for more with every step."""
-        rows = {layer: sum(part.state.n_rows for part in waiting) for layer, waiting in parts.items()}
+        waiting: dict[int, tuple[int, list[float]]] = {}
+        """For each layer: rows, and the expected layers to go of each sequence."""
+        for layer, parts in self._stepping.parts.items():
+            expected = [self._live[who][0].expected for part in parts for who in part.state.ids.tolist()]
+            left = [self._layers_left(layer, share) for share in expected]
+            waiting[layer] = sum(part.state.n_rows for part in parts), left
+        entering = self._entering()
+        if entering or not waiting:
+            rows, left = waiting.get(1, (0, []))
+            rows += sum(request.tokens[number] for request, number in entering)
+            waiting[1] = rows, [*left, *(self._layers_left(1, request.expected) for request, _ in entering)]
         urgency = {}
-        for layer, waiting in parts.items():
-            left = [self._layers_left(layer, who) for part in waiting for who in part.state.ids.tolist()]
-            cheap = len(left) ** 2 / ((rows[layer] + OVERHEAD) * sum(left))
+        for layer, (rows, left) in waiting.items():
+            cheap = len(left) ** 2 / ((rows + OVERHEAD) * sum(left)) if left else 0.0
             urgency[layer] = cheap * (1 + self._passed_over.get(layer, 0) / PATIENCE)
         chosen = max(urgency, key=lambda layer: (urgency[layer], layer))
-        self._passed_over = {layer: self._passed_over.get(layer, 0) + 1 for layer in rows if layer != chosen}
-        self.watch(rows[chosen])
+        self._passed_over = {layer: self._passed_over.get(layer, 0) + 1 for layer in waiting if layer != chosen}
         return chosen
 
-    def _layers_left(self, layer: int, who: int) -> float:
-        """Expected layers to go, for a sequence before this layer. Half of the rest if it is deeper than expected."""
+    def _entering(self) -> list[tuple[Request, int]]:
+        """About what `_admit` would take from the queue (which is not in full order)."""
+        room, found = self._room(), list[tuple[Request, int]]()
+        for _, _, request, number in () if self._is_closed else self._queue:
+            room -= request.tokens[number]
+            if room < 0 and (self._live or found):
+                break
+            found.append((request, number))
+        return found
+
+    def _chosen(self, parts: Mapping[int, Sequence[Part]]) -> int:
+        """The layer that was chosen, if sequences still wait for it."""
+        layer = self._next if self._next in parts else min(parts)
+        self.watch(sum(part.state.n_rows for part in parts[layer]))
+        return layer
+
+    def _layers_left(self, layer: int, expected: float) -> float:
+        """Expected layers to go, for a sequence of this `expected` cost before this layer. Half of the rest if it is
+        deeper than expected."""
         n_layers = self.model.backbone.n_layers
-        expected = self._live[who][0].expected * n_layers if who in self._live else 0.0
-        left = expected - (layer - 1)
+        left = expected * n_layers - (layer - 1)
         return left if left >= 1 else max(1.0, (n_layers - layer + 1) / 2)
 
     def _call(self, future: Future[Any], function: Callable[[], Any]) -> None:
@@ -335,7 +369,7 @@ class Scheduler:
     def _new_stepping(self) -> Stepping | Writing:
         if self.writes:
             return Writing(self.model)
-        return Stepping(self.model.packed, self.model.method, choose=self._choose)
+        return Stepping(self.model.packed, self.model.method, choose=self._chosen)
 
 
 def expected_cost(model: AdaptiveModel) -> Callable[[float], float]:

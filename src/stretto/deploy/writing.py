@@ -58,6 +58,6 @@ class Writing:
         ]
 
     def forget(self, ids: Collection[int]) -> None:
-        """Do not write texts that nobody waits for. If some of the sentences are wanted, all are written."""
+        """Do not write texts whose clients have left. If some of the sentences are wanted, all are written."""
         if set(self._ids) <= set(ids):
             self._waiting = None
