@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,20 @@ from tiny import LABELLING, TAGS, tiny_model, tiny_questions, tiny_reviews, tiny
 from stretto import AdaptiveModel, OperatingPoint, StrettoError, sweep, train
 from stretto.data import Dataset
 from stretto.methods import METHODS
-from stretto.tasks import Span, Tokens
+from stretto.tasks import Span, Task, Tokens
 from stretto.training.processes import is_main_process
 from stretto.training.trainer import FASTEST, StageTrainer, rate_to_reach
 
 QUICK: dict[str, Any] = {"progress": False, "per_device_train_batch_size": 16}
+#: What models learn from: (examples, seed) -> data.
+LESSONS: dict[str, Callable[[int, int], Dataset]] = {
+    "reviews": tiny_reviews, "tagging": tiny_tagging, "questions": functools.partial(tiny_questions, no_answer=True),
+}  # fmt: skip
+#: Training and dev examples.
+SIZES = {"reviews": (128, 48), "tagging": (96, 32), "questions": (96, 32)}
 
 
-def learner(method: str = "deebert", **settings: Any) -> AdaptiveModel:
+def settings_of(method: str) -> dict[str, Any]:
     epochs = {"num_train_epochs": 6, "learning_rate": 2e-3}
     if METHODS[method].uses_exits:
         epochs |= {"exit_epochs": 6, "exit_learning_rate": 5e-3}
@@ -38,13 +46,51 @@ def learner(method: str = "deebert", **settings: Any) -> AdaptiveModel:
         "depth_epochs": 3, "depth_learning_rate": 1e-3, "head_learning_rate": 5e-3,
     }  # fmt: skip
     epochs |= {name: value for name, value in further.items() if name in known}
-    if method == "adapler":
-        epochs |= {"num_train_epochs": 12}  # with fewer, what three stages have learned in the end depends on the seed
     if method == "layer_drop":
         epochs |= {"layer_drop": 0.5, "drop_epochs": 12}  # to be pruned to half of the layers
+    if method == "adapler":
+        epochs |= {"num_train_epochs": 12}  # with fewer, what three stages have learned in the end depends on the seed
     if method == "alberta":
         epochs |= {"predictor_learning_rate": 0.02}  # in so few steps gates would hardly move
-    return tiny_model(method, **{**epochs, **settings})
+    return epochs
+
+
+def learner(method: str = "deebert", **settings: Any) -> AdaptiveModel:
+    return tiny_model(method, **{**settings_of(method), **settings})
+
+
+def task_of(lesson: str) -> Task | None:
+    if lesson == "tagging":
+        return Tokens(TAGS)
+    return Span.posed_by(LESSONS[lesson](96, 0), stride=4) if lesson == "questions" else None
+
+
+def taught(model: AdaptiveModel, lesson: str, output: Path, skip: tuple[str, ...] = ()) -> AdaptiveModel:
+    data, (n_train, n_dev) = LESSONS[lesson], SIZES[lesson]
+    return train(model, data(n_train, 0), data(n_dev, 1), output, skip=skip, **QUICK)
+
+
+@pytest.fixture(scope="session")
+def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder with a model that has learned a lesson: the first stage of most methods, trained once for all."""
+
+    @functools.cache
+    def folder(lesson: str) -> Path:
+        place = tmp_path_factory.mktemp("fine-tuned") / lesson
+        taught(learner("full", task=task_of(lesson)), lesson, place)
+        return place
+
+    return folder
+
+
+def trained(lesson: str, method: str, fine_tuned: Callable[[str], Path], output: Path) -> AdaptiveModel:
+    """A model that has learned a lesson in all stages of its method."""
+    model = learner(method, task=task_of(lesson))
+    first = model.method.stages()[0]
+    if method == "full" or (first.name, first.epochs) != ("backbone", settings_of("full")["num_train_epochs"]):
+        return taught(model, lesson, output)
+    model.encoder.load_state_dict(AdaptiveModel.from_pretrained(fine_tuned(lesson)).encoder.state_dict())
+    return taught(model, lesson, output, ("backbone",))
 
 
 def as_trained(model: AdaptiveModel, points: list[OperatingPoint]) -> OperatingPoint:
@@ -54,8 +100,8 @@ def as_trained(model: AdaptiveModel, points: list[OperatingPoint]) -> OperatingP
 
 
 @pytest.mark.parametrize("method", LABELLING)
-def test_every_method_learns_and_is_saved(method: str, tmp_path: Path) -> None:
-    model = train(learner(method), tiny_reviews(128), tiny_reviews(48, seed=1), tmp_path / "out", **QUICK)
+def test_every_method_learns_and_is_saved(method: str, fine_tuned: Callable[[str], Path], tmp_path: Path) -> None:
+    model = trained("reviews", method, fine_tuned, tmp_path / "out")
     loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
     points = sweep(loaded, tiny_reviews(48, seed=2), progress=False)
     assert as_trained(loaded, points).score > 0.9
@@ -89,9 +135,8 @@ def test_regression_learns(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].needs.met_by(Tokens)])
-def test_tagging_learns(method: str, tmp_path: Path) -> None:
-    task = Tokens(TAGS)
-    model = train(learner(method, task=task), tiny_tagging(96), tiny_tagging(32, seed=1), tmp_path / "out", **QUICK)
+def test_tagging_learns(method: str, fine_tuned: Callable[[str], Path], tmp_path: Path) -> None:
+    model = trained("tagging", method, fine_tuned, tmp_path / "out")
     points = sweep(AdaptiveModel.from_pretrained(tmp_path / "out"), tiny_tagging(32, seed=2), progress=False)
     assert as_trained(model, points).score > 0.9
     assert points[-1].score > 0.4  # the shortest sequences, every token restored
@@ -126,9 +171,9 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("method", ["length_adaptive", "power_bert", "alberta"])  # tagging: every method that can
-def test_question_answering_learns(method: str, tmp_path: Path) -> None:
-    data, dev, test = (tiny_questions(n, seed, no_answer=True) for seed, n in enumerate((96, 32, 32)))
-    train(learner(method, task=Span.posed_by(data, stride=4)), data, dev, tmp_path / "out", **QUICK)
+def test_question_answering_learns(method: str, fine_tuned: Callable[[str], Path], tmp_path: Path) -> None:
+    trained("questions", method, fine_tuned, tmp_path / "out")
+    test = tiny_questions(32, 2, no_answer=True)
     loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
     assert loaded.task.settings() == {"no_answer": True, "null_threshold": 0.0, "stride": 4, "n_best": 5}
     whole = as_trained(loaded, sweep(loaded, test, progress=False))
