@@ -20,7 +20,7 @@ def is_installed() -> bool:
 
 
 class CTranslate2:
-    """Tokens are named by their numbers: nobody tokenises here."""
+    """Tokens are named by their numbers: nothing is tokenised here."""
 
     def __init__(self, model: Any, folder: Path, threads: int) -> None:
         from ctranslate2 import Translator

@@ -146,7 +146,7 @@ class DecoderBench:
         self.engines = {dtype: Seq2SeqEngine(self.backbone, dtype, settings) for dtype in DTYPES}
 
     def pool(self, batch: int) -> list[Inputs]:
-        """Sentences of one length: padding is nobody's excuse."""
+        """Sentences of one length, so that nothing is padded."""
         generator = torch.Generator().manual_seed(self.seed)
         shape = (max(1, TIMED // batch), batch, SOURCE)
         ids = torch.randint(2, self.model.config.pad_token_id, shape, generator=generator)

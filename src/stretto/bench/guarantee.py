@@ -13,7 +13,7 @@ Three choosers are compared:
 
     guaranteed     as `stretto calibrate` does it: tests in a fixed order
     uncorrected    wrong on purpose: the cheapest dial that loses no more than allowed on the calibration texts
-    oracle         the cheapest dial whose risk is no more than allowed, which nobody knows
+    oracle         the cheapest dial whose risk is no more than allowed (not known in practice)
 """
 
 from __future__ import annotations

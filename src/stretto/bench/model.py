@@ -96,7 +96,7 @@ def _contenders(
     mixed = list(batches(features, pad, size))
     by_length = list(batches(sorted(features, key=lambda feature: len(feature["input_ids"])), pad, size))
     if model.task.answers == "text":
-        run, work = partial(generated, model), 0.0  # nobody reads the FLOPs of `generate`
+        run, work = partial(generated, model), 0.0  # the FLOPs of `generate` are not read
     else:
         run, work = partial(hugging_face, model.encoder), padded_flops(mixed, model.backbone)
     contenders = [

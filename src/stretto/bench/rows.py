@@ -377,7 +377,7 @@ def tokens_left(trace: Trace | TextTrace) -> torch.Tensor:
 
 def renewed(trace: Trace) -> torch.Tensor:
     """[B, L] tokens that each layer updated. If it is one in the last layer, that which the head reads, those that
-    reached it: the others were left out because nobody reads them, not because of a decision."""
+    reached it: the others were left out because they are not read, not because of a decision."""
     reached, last = trace.n_key[:, -1], trace.n_ffn[:, -1]
     if trace.n_ffn.shape[1] > 1:
         reached = torch.minimum(reached, trace.n_ffn[:, -2])

@@ -60,5 +60,5 @@ def set_default(model: AdaptiveModel, dev: Dataset, fresh: Dataset | None, *, se
     chosen = default_point(points, model.method.dial, guaranteed)
     model.dial = chosen.dial
     if needed is not None:
-        told = dataclasses.replace(chosen, needs=needed)
-        model.operating_points = [told if point is chosen else point for point in points]
+        noted = dataclasses.replace(chosen, needs=needed)
+        model.operating_points = [noted if point is chosen else point for point in points]

@@ -25,7 +25,7 @@ EARLIER_SETTINGS: dict[int, dict[str, dict[str, Any]]] = {
         "depth_mi": {"direction": "shallow"},
     },
 }
-#: Method -> settings that folders of earlier formats name and nobody asks for today: they were about training alone.
+#: Method -> settings that folders of earlier formats name and that no longer exist: they were about training alone.
 GONE: dict[str, tuple[str, ...]] = {"depth_reconstruction": ("unlabelled",)}
 
 

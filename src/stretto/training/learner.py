@@ -80,8 +80,8 @@ class Learner(nn.Module):
             return output
 
         def last_states() -> Tensor:
-            nobody = self.above_beneath(Silent(), len(targets.labels))
-            hidden = self.model.reference.run(inputs, nobody, 0.0, keep_hidden=True).hidden
+            silent = self.above_beneath(Silent(), len(targets.labels))
+            hidden = self.model.reference.run(inputs, silent, 0.0, keep_hidden=True).hidden
             assert hidden is not None
             return hidden
 
