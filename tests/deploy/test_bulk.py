@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from tiny import WORDS
 
 from stretto import AdaptiveModel, StrettoError
 from stretto.data.places import expand
-from stretto.deploy.bulk import MANIFEST, WORK, Done, Job, alone, run_job
+from stretto.deploy.bulk import MANIFEST, WORK, Done, Job, Worker, alone, run_job
 from stretto.deploy.cluster import on_ray, shares
 from stretto.deploy.processes import in_processes
 
@@ -179,6 +181,28 @@ def test_processes_lose_a_worker_and_nothing_else(job: Job, loaded: AdaptiveMode
     manifest = run_job(job, loaded, partial(in_processes, workers=2), after=kill_once)
     assert killed
     check_all(job, loaded, manifest)
+
+
+def test_no_block_is_lost_if_the_pool_breaks_while_one_is_read(
+    job: Job, loaded: AdaptiveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last block: without it all others are there, and a gap would not be seen."""
+    answering, submitted = Worker(job, loaded), list[Any]()
+
+    class Pool:
+        def submit(self, _: Any, block: Any) -> Future[Done]:
+            submitted.append(block.key)
+            if block.key == (2, 2) and submitted.count(block.key) == 1:
+                raise BrokenProcessPool
+            future: Future[Done] = Future()
+            future.set_result(answering(block))
+            return future
+
+        def shutdown(self, **_: Any) -> None: ...
+
+    monkeypatch.setattr("stretto.deploy.processes.start_pool", lambda *_: Pool())
+    check_all(job, loaded, run_job(job, loaded, partial(in_processes, workers=2)))
+    assert submitted.count((2, 2)) == 2
 
 
 def test_ray_loses_a_worker_and_nothing_else(job: Job, loaded: AdaptiveModel) -> None:

@@ -97,6 +97,32 @@ def test_sequences_that_come_one_by_one_are_admitted_together(model: Any) -> Non
     assert turn_until(loop, *later) == 3
 
 
+def test_who_has_used_half_of_the_time_goes_first(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    loop = Scheduler(model, Limits())
+    long = loop.submit(encoded(model, text_of(60)), OFF, 10.0)
+    loop.turn()
+    short = [loop.submit(encoded(model, text_of(4)), OFF, 10.0) for _ in range(20)]
+    now += 5.1
+    short += [loop.submit(encoded(model, text_of(4)), OFF, 10.0) for _ in range(20)]
+    assert turn_until(loop, long) == 3
+    assert not any(each.done() for each in short)
+    turn_until(loop, *short)
+
+
+def test_requests_that_are_no_longer_wanted_do_not_hold_back_others(model: Any) -> None:
+    """The first in the queue is too long to be admitted now; its client leaves."""
+    loop = Scheduler(model, Limits(live_tokens=62))
+    inside = loop.submit(encoded(model, text_of(20)), OFF, 60.0)
+    loop.turn()
+    long = loop.submit(encoded(model, text_of(60)), OFF, 60.0)
+    long.cancel()
+    easy = loop.submit(encoded(model, text_of(4)), FIRST, 60.0)
+    assert turn_until(loop, easy) <= 2 and not inside.done()
+    turn_until(loop, inside)
+
+
 def test_long_texts_are_passed_over_but_not_for_ever(model: Any) -> None:
     """A stream of short texts, one more with every turn: each costs less than the long one that waits inside."""
     loop = Scheduler(model, Limits())

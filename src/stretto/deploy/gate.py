@@ -16,6 +16,8 @@ from stretto.deploy.served import FULL, STOPPING
 #: Routes that show nothing of the models: they need no key.
 OPEN = ("/", "/health")
 STATIC = "/static/"
+#: Digits of a content-length that are read: enough for any limit, and few enough for `int`.
+MOST_DIGITS = 20
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -71,7 +73,7 @@ class Gate:
             if not hmac.compare_digest(given, b"Bearer " + key.encode()):
                 return 401, "Unauthorized", "Expected 'Authorization: Bearer KEY', got no key or a wrong one. Send it."
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self.server.settings.body:
+        if length.isdigit() and int(length.lstrip(b"0")[:MOST_DIGITS] or 0) > self.server.settings.body:
             return 413, "TooLarge", too_large(self.server.settings.body)
         if self.server.stopping and scope["method"] == "POST":
             return STOPPING

@@ -34,7 +34,8 @@ def in_processes(job: Job, finished: Mapping[Key, Stamp], workers: int) -> Itera
         while True:
             try:
                 while len(waiting) < 2 * workers and (block := next(blocks, None)) is not None:
-                    waiting.append((block, pool.submit(answer, block)))
+                    waiting.append((block, Future()))  # unfinished, also if the pool is broken already
+                    waiting[-1] = block, pool.submit(answer, block)
                 if not waiting:
                     return
                 done = waiting[0][1].result()

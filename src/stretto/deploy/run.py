@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,8 +14,8 @@ from stretto.deploy.server import Settings, create_app
 from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
 
-#: Seconds for the accepted requests after a signal to stop.
-GRACE = 30
+#: Seconds for the accepted requests after a signal to stop; more if they may take longer.
+GRACE = 30.0
 
 
 class Process(uvicorn.Server):
@@ -44,7 +45,7 @@ def run_server(
     app = create_app(models, settings)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=GRACE, timeout_keep_alive=30,
+        timeout_graceful_shutdown=math.ceil(max(GRACE, settings.seconds)), timeout_keep_alive=30,
     )  # fmt: skip
     address = f"[{host}]" if ":" in host else host
     line = f"serving {', '.join(models)} at http://{address}:{listening.getsockname()[1]}/ (Ctrl-C stops)"

@@ -3,8 +3,9 @@
 Sequences wait in two places. New ones wait in a queue, shortest expected work first. A second of waiting counts as much
 as `AGING` tokens of work, so that nothing starves. Admitted ones wait for their next layer. The loop chooses the layer
 where answers cost least: many sequences, few rows, few layers to go. Sequences that were not chosen count for more with
-every step. Only if it chooses the first layer, it admits sequences, all that fit: one by one, as they come, would take
-longer. A model that writes texts takes a few sentences together, and the next ones when these are done (`writing`).
+every step, and go first when half of their time is over. Sequences are admitted only when the first layer is chosen, as
+many as fit: one by one would take longer. A model that writes texts takes a few sentences together, and the next ones
+when these are done (`writing`).
 
 The loop runs in a thread of its own. Other threads submit requests, and get a `concurrent.futures.Future`.
 """
@@ -102,6 +103,11 @@ class Request:
     def features(self) -> Sequence[Feature]:
         """One per sequence."""
         return self.encoded.features
+
+    @property
+    def half_time(self) -> float:
+        """When half of its time is over, on the monotonic clock."""
+        return (self.arrived + self.deadline) / 2
 
     @cached_property
     def tokens(self) -> list[int]:
@@ -224,13 +230,15 @@ class Scheduler:
 
     def turn(self) -> None:
         """Admit what fits, run one part through one layer, answer what has left. For the loop's thread only."""
-        with self._changed:
-            self._next = self._choose()
-            admitted = self._admit() if self._next == 1 else []
-            call = self._calls.popleft() if self._calls else None
-        if call is not None:
-            self._call(*call)
+        admitted: list[tuple[Request, int]] = []
         try:
+            with self._changed:
+                self._next = self._choose()
+                if self._next == 1:
+                    admitted = self._admit()
+                call = self._calls.popleft() if self._calls else None
+            if call is not None:
+                self._call(*call)
             self._add(admitted)
             self._step()
         except Exception as error:  # of the engine: the admitted requests fail, the loop continues
@@ -313,10 +321,16 @@ class Scheduler:
         chosen counts for more with every step."""
         waiting: dict[int, tuple[int, list[float]]] = {}
         """For each layer: rows, and the expected layers to go of each sequence."""
+        late: dict[float, int] = {}
+        """Moments when half of the time of a request was over, and the layer it waits for."""
+        now = time.monotonic()
         for layer, parts in self._stepping.parts.items():
-            expected = [self._live[who][0].expected for part in parts for who in part.state.ids.tolist()]
-            left = [self._layers_left(layer, share) for share in expected]
+            requests = [self._live[who][0] for part in parts for who in part.state.ids.tolist()]
+            left = [self._layers_left(layer, request.expected) for request in requests]
             waiting[layer] = sum(part.state.n_rows for part in parts), left
+            late |= {request.half_time: layer for request in requests if request.half_time < now}
+        if late:
+            return late[min(late)]
         entering = self._entering()
         if entering or not waiting:
             rows, left = waiting.get(1, (0, []))
@@ -332,6 +346,8 @@ class Scheduler:
 
     def _entering(self) -> list[tuple[Request, int]]:
         """About what `_admit` would take from the queue (which is not in full order)."""
+        while self._queue and self._queue[0][2].unwanted(time.monotonic()):
+            heapq.heappop(self._queue)
         room, found = self._room(), list[tuple[Request, int]]()
         for _, _, request, number in () if self._is_closed else self._queue:
             room -= request.tokens[number]
