@@ -28,6 +28,9 @@ from stretto.tasks import Seq2Seq
 
 LENGTHS = (7, 1, 12, 5, 12, 3)
 NEW = 12
+#: Many sentences and long texts: another kernel of attention (`attend`), and a table of keys that has to grow.
+MANY = (20, 3, 17, 9, 20, 12, 5, 18, 20, 7, 11, 16)
+LONG = {"max_new_tokens": 40, "min_length": 36}
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "n-grams and bad words": {"no_repeat_ngram_size": 2, "bad_words_ids": [[5], [6, 7]]},
@@ -94,6 +97,19 @@ def test_texts_are_those_of_generate(family: str, setting: str) -> None:
         assert [text.tokens for text in again] == [texts[number].tokens for number in part]
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_texts_of_many_sentences_are_those_of_generate(family: str, beams: int) -> None:
+    engine, batch, settings = engine_for(family), random_source(MANY), {**LONG, "num_beams": beams}
+    model = engine.backbone.model
+    with torch.no_grad():
+        expected = model.generate(**batch, **settings)
+    texts, _ = engine.run(encoded(model, batch), settings_of(engine, **settings), Silent(), 0.0)
+    assert [text.tokens for text in texts] == [up_to_end(row) for row in expected]
+    alone = encoded(model, {name: value[[2]] for name, value in batch.items()})
+    assert engine.run(alone, settings_of(engine, **settings), Silent(), 0.0)[0][0].tokens == texts[2].tokens
+
+
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("family", ["marian", "bart", "t5-gated"])
 def test_beams_are_those_of_generate_at_every_length_penalty(family: str, early_stopping: bool | str) -> None:
@@ -134,17 +150,22 @@ def given_by(model: Any, batch: dict[str, torch.Tensor], texts: list[Text], star
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["marian", "bart", "t5-gated"])
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("asks", [False, True])
-def test_lazy_keys_give_the_texts_of_copied_states(family: str, beams: int, asks: bool) -> None:
+@pytest.mark.parametrize(("asks", "lengths", "long"), [(False, LENGTHS, {}), (True, LENGTHS, {}), (False, MANY, LONG)])
+def test_lazy_keys_give_the_texts_of_copied_states(
+    family: str, beams: int, asks: bool, lengths: tuple[int, ...], long: dict[str, int]
+) -> None:
     """The reference copies the state of a token that left to all blocks above, and computes whole texts at once."""
-    engine, batch = engine_for(family), random_source(LENGTHS)
+    engine, batch = engine_for(family), random_source(lengths)
     backbone, reference = engine.backbone, DecoderReference(engine.backbone)
-    generation = settings_of(engine, num_beams=beams, length_penalty=1.0)
+    generation = settings_of(engine, num_beams=beams, length_penalty=1.0, **long)
     decider = Scripted(asks)
     texts, _ = engine.run(encoded(backbone.model, batch), generation, decider, 0.0)
     given, exits = given_by(backbone.model, batch, texts, generation.start)
     assert len({block for text in texts for block in text.exits}) > 2  # tokens do leave, at several blocks
-    log_probs = reference.logits(reference.states_at(given, exits)).log_softmax(dim=-1)
+    logits = reference.logits(reference.states_at(given, exits))
+    if long and beams == 1:  # greedy scores are those of the processed logits: the end is kept back
+        logits[:, : LONG["min_length"] - 1, END] = -torch.inf
+    log_probs = logits.log_softmax(dim=-1)
     for row, text in enumerate(texts):
         of_text = log_probs[row, : len(text.tokens)]
         chosen = of_text.gather(1, torch.tensor(text.tokens).unsqueeze(1)).sum()
