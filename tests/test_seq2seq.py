@@ -11,6 +11,8 @@ import torch
 from tiny_seq2seq import NUMBERS, SMALL, fresh, number_pairs
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer
 
+from stretto.budget.frontier import search_pairs
+from stretto.budget.search import SearchSettings, search
 from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
 from stretto.training.run import train
@@ -134,12 +136,32 @@ def test_length_adaptive_learns_with_a_decoder(tmp_path: Path) -> None:
     assert AdaptiveModel.from_pretrained(tmp_path / "out").method.name == "length_adaptive"
 
 
+def test_the_lengths_of_a_translator_are_searched_by_score(trained: Path, tmp_path: Path) -> None:
+    model, data = AdaptiveModel.from_pretrained(trained, "length_adaptive"), number_pairs(12, 4)
+    few = SearchSettings(iterations=1, mutations=2, crossovers=1, population=3)
+    result = search(model, data, tmp_path / "out", few, progress=False)
+    points = AdaptiveModel.from_pretrained(tmp_path / "out").operating_points
+    assert points == result.points and points[0].cost == 1.0 and points[-1].cost < 1.0
+    assert all(point.score == point.metrics["bleu"] for point in points)
+    for refused in ({"settings": SearchSettings(objective="divergence")}, {"per_input": True}):
+        with pytest.raises(StrettoError, match="got a model that writes texts"):
+            search(model, data, tmp_path / "refused", progress=False, **refused)
+    with pytest.raises(StrettoError, match="Expected labelled data for the objective 'score'"):
+        search(model, dataclasses.replace(data, labels=None), tmp_path / "refused", progress=False)
+
+
 def test_one_method_on_each_stack(trained: Path) -> None:
     model = AdaptiveModel.from_pretrained(trained, "length_adaptive+depth_adaptive")
     text = "eins zwei drei vier fünf sechs eins zwei drei"
     full, cheap = model.predict(text, dial=1.0), model.predict(text, dial=0.05)
     assert full.depth == 3.0 and full.cost == 1.0
     assert cheap.depth == 1.0 and cheap.cost < model.predict(text, dial=0.5).cost < 1.0
+    model.generation["max_new_tokens"] = 20
+    found = search_pairs(model, number_pairs(8, 4), progress=False)[1:]  # by score: the cheaper, the worse
+    assert [point.dials for point in found] == list(model.method.config.frontier)
+    scores = [point.score for point in found]
+    assert scores[0] > 0 and scores == sorted(scores, reverse=True)
+    assert all(score == point.metrics["bleu"] for score, point in zip(scores, found, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["bart", "t5"])

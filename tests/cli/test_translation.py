@@ -81,6 +81,30 @@ def test_train_evaluate_predict_explain_and_search(model: Path, pairs: Path, tmp
     assert scored.exit_code == 0, scored.output
 
 
+def test_search_lengths_and_pairs(model: Path, pairs: Path, tmp_path: Path) -> None:
+    """By score; options of another kind of search are refused."""
+    long = tmp_path / "long.jsonl"  # enough tokens to drop some
+    long.write_text("".join(json.dumps({"src": " ".join([a] * 4), "tgt": b}) + "\n" for a, b in PAIRS[:4]))
+    for method, options in (
+        ("length_adaptive", ("--iterations", 1, "--mutations", 1, "--crossovers", 0, "--population", 2)),
+        ("length_adaptive+depth_adaptive", ()),
+    ):
+        AdaptiveModel.from_pretrained(model, method).save_pretrained(tmp_path / method)
+        found = run("search", tmp_path / method, long, *options, "--json", tmp_path / "found.json")
+        assert found.exit_code == 0, found.output
+        points = json.loads((tmp_path / "found.json").read_text())["points"]
+        assert points[0]["cost"] == 1.0 and {"bleu"} <= points[-1]["metrics"].keys()
+    refused = run("search", tmp_path / method, pairs, "--objective", "divergence")
+    assert refused.exit_code == 1 and "got a model that writes texts. Search by score" in refused.output
+    for folder, options, answer in (
+        (tmp_path / method, ("--draws", 5), "--draws only with a search for thresholds, got a search for pairs"),
+        (model, ("--patience", 5, "--restart"), "--patience, --restart only with a search for lengths"),
+        (tmp_path / "length_adaptive", ("--draws", 5), "got a search for lengths. Leave it out."),
+    ):
+        refused = run("search", folder, pairs, *options)
+        assert refused.exit_code == 1 and answer in refused.output, refused.output
+
+
 def test_flags_of_texts_are_refused_elsewhere(model: Path, pairs: Path, tmp_path: Path) -> None:
     bad = run("train", pairs, "--model", "scratch:marian", "--output", tmp_path / "out")
     assert bad.exit_code != 0 and "--task seq2seq" in bad.output, bad.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,15 @@ from tiny import give_table, tiny_model, tiny_reviews
 from tiny_seq2seq import fresh, number_pairs
 from torch import Tensor
 
-from stretto import AdaptiveModel, sweep, train
+from stretto import AdaptiveModel, StrettoError, sweep, train
+from stretto.budget.frontier import search_pairs, set_frontier
 from stretto.data.batches import batches
 from stretto.data.tokenise import EncodedDataset, collate
 from stretto.engine.decider import Decider
 from stretto.engine.replay import Recorder
-from stretto.methods import Combined, Targets
+from stretto.methods import METHODS, Combined, Targets
 from stretto.methods.combine import Beneath
+from stretto.saving.points import OperatingPoint
 from stretto.state import Inputs
 from stretto.training.learner import Learner
 from stretto.training.notes import above_beneath
@@ -50,6 +53,16 @@ def test_a_combination_learns_and_is_saved(name: str, tmp_path: Path) -> None:
         assert alone.score == pytest.approx(together.score, abs=1e-5)
 
 
+def test_pairs_that_save_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No frontier is made up, and the model stays as it was."""
+    monkeypatch.setattr("stretto.budget.frontier.sweep", lambda *_, **__: [OperatingPoint(0.5, 0.9, 1.1, 4.0, {})])
+    model = tiny_model("constant_ratio+deebert")
+    before = model.method.dial.sweep
+    with pytest.raises(StrettoError, match="only pairs that cost as much as the full model"):
+        set_frontier(model, tiny_reviews(8), objective="score", progress=False)
+    assert model.method.dial.sweep == before and model.method.config.costs == ()
+
+
 @pytest.mark.parametrize(
     "name", ["constant_ratio+halting", "constant_ratio+lte", "depth_mi+halting", "constant_ratio+branchynet"]
 )
@@ -77,6 +90,42 @@ def test_what_is_told_before_and_after_a_stage_comes_from_shortened_texts(name: 
     given = above_beneath(stage, hook)
     assert given.keywords.keys() == {"above"}
     given(model.reference, [(inputs, torch.tensor(data.labels))])
+
+
+def test_a_pair_on_both_stacks_learns_and_is_saved(tmp_path: Path) -> None:
+    """Its backbone is trained once, as `depth_adaptive` needs it; its frontier is found by score."""
+    name, own = "length_adaptive+depth_adaptive", METHODS["depth_adaptive"].Config()
+    backbone, *others = fresh(name).method.stages()
+    assert (backbone.epochs, backbone.learning_rate) == (own.num_train_epochs, own.learning_rate) == (20, 1e-3)
+    assert (backbone.name, backbone.taught, [stage.name for stage in others]) == ("backbone", False, ["drop", "exits"])
+    model = fresh(
+        name, num_train_epochs=6, learning_rate=5e-3, length_adaptive_drop_epochs=1, depth_adaptive_exit_epochs=1
+    )
+    model.generation["max_new_tokens"] = 5
+    assert model.method.stages()[0].objective == model.method.second.decoder_loss  # of all blocks
+    unscored = {"eval_strategy": "no", "save_strategy": "no"}
+    train(model, number_pairs(128, 0), number_pairs(8, 1), tmp_path / "out", **unscored, **QUICK)
+    loaded = AdaptiveModel.from_pretrained(tmp_path / "out")
+    loaded.generation["max_new_tokens"] = 5
+    assert isinstance(loaded.method, Combined) and loaded.method.config.frontier == model.method.config.frontier != ()
+    points = loaded.operating_points
+    assert [point.dial for point in points] == [1.0, *loaded.method.config.costs]
+    assert points[0].cost == 1.0 and points[-1].cost < 0.9 and points[-1].depth < 3.0
+    texts = [text for (text,) in number_pairs(6, 2).texts]
+    for point in points:
+        alone = [loaded.predict(text, point.dial).text for text in texts]
+        assert [answer.text for answer in loaded.predict(texts, point.dial)] == alone
+    full = AdaptiveModel.from_pretrained(tmp_path / "out", "full")
+    full.generation["max_new_tokens"] = 5
+    assert [a.text for a in loaded.predict(texts, 1.0)] == [a.text for a in full.predict(texts)]
+
+
+def test_pairs_that_write_texts_are_searched_by_score() -> None:
+    model, data = fresh("length_adaptive+depth_adaptive").eval(), number_pairs(4, 0)
+    with pytest.raises(StrettoError, match="got a model that writes texts"):
+        search_pairs(model, data, objective="divergence", progress=False)
+    with pytest.raises(StrettoError, match="Expected labelled data for the objective 'score', got none"):
+        search_pairs(model, dataclasses.replace(data, labels=None), progress=False)
 
 
 def test_a_decoder_learns_from_the_shortened_source() -> None:

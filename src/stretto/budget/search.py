@@ -35,7 +35,7 @@ from stretto.budget.choose import default_point
 from stretto.budget.evolution import Lengths, area, constant_ratio, offspring, pareto_frontier, start_population
 from stretto.budget.per_input import fit_per_input
 from stretto.budget.sweep import sweep
-from stretto.budget.teacher import Objective, Teacher, check_labels, sought
+from stretto.budget.teacher import Objective, Teacher, check_comparable, check_labels, objective_for, sought
 from stretto.data import Dataset, by_length, sample
 from stretto.data.tokenise import Encoded
 from stretto.errors import StrettoError, counted
@@ -75,8 +75,9 @@ class SearchSettings:
     """Measure candidates on a random sample of this many examples; the result is measured on all."""
     seed: int = 42
     """Seed of everything random."""
-    objective: Objective = "divergence"
-    """What is best at a cost: the least mean 'divergence' from the full model's answers, or the best 'score'."""
+    objective: Objective | None = None
+    """What is best at a cost: the least mean 'divergence' from the full model's answers, or the best 'score'. Default:
+    divergence; for a model that writes texts score, as texts have no divergence."""
 
     def __post_init__(self) -> None:
         fits = (
@@ -144,17 +145,21 @@ def search(
     progress: bool = True,
 ) -> SearchResult:
     """Search, set the configurations found, and save the model to `output`, its own folder or another. Labels are only
-    needed for the objective 'score'.
+    needed for the objective 'score', the only one for a model that writes texts.
 
     `per_input` then fits a predictor that chooses a configuration for each text. `OUTPUT.search` keeps the measurements
     until the search is finished."""
     settings = settings or SearchSettings()
     method = searchable(model)
-    check_labels(data, settings.objective)
+    objective = objective_for(model, settings.objective)
+    settings = dataclasses.replace(settings, objective=objective)
+    check_labels(data, objective)
+    if per_input:
+        check_comparable(model)
     check_place(Path(output))
     until = float("inf") if max_seconds is None else time.monotonic() + max_seconds
     examples = data if settings.limit is None else sample(data, settings.limit, settings.seed)
-    prepared = Prepared.of(model, examples, batch_size, settings.objective)
+    prepared = Prepared.of(model, examples, batch_size, objective)
     ratio = 1 - method.config.length_drop
     n_layers = model.backbone.n_layers
     iterations: list[Iteration] = []
@@ -171,7 +176,7 @@ def search(
             if found is None:
                 journal.add(lengths, point.to_json())
             bar.update()
-            return Candidate(lengths, point, sought(point, settings.objective))
+            return Candidate(lengths, point, sought(point, objective))
 
         start = start_population(settings.population, ratio, n_layers)
         floor = constant_ratio(ratio, n_layers)[-1]
@@ -182,9 +187,9 @@ def search(
         found = iterations[-1].frontier
         full = evaluate(start[0])
         if len(examples) < len(data):
-            everything = Prepared.of(model, data, batch_size, settings.objective)
+            everything = Prepared.of(model, data, batch_size, objective)
             full, *found = [
-                Candidate(each.lengths, point, sought(point, settings.objective))
+                Candidate(each.lengths, point, sought(point, objective))
                 for each in tqdm([full, *found], desc="measuring", disable=not progress, leave=False)
                 for point in [measure_lengths(model, everything, each.lengths)]
             ]

@@ -28,6 +28,7 @@ class Teacher:
     """What the full model answers to some inputs."""
 
     def __init__(self, model: AdaptiveModel, encoded: Encoded, batch_size: int = 32) -> None:
+        check_comparable(model)
         self.task, self.encoded = model.task, encoded
         logits, _ = model.run_features(encoded.features, model.method.dial.off, batch_size)
         self.logits = padded(logits)
@@ -53,12 +54,25 @@ class Teacher:
         return found
 
 
+def check_comparable(model: AdaptiveModel) -> None:
+    """Refuse a model whose answers have no distance from the full model's."""
+    if model.task.answers == "text":
+        raise StrettoError(
+            "Expected answers with probabilities, to measure their divergence from the full model's, got a model that "
+            "writes texts. Search by score on labelled data, without a choice per input."
+        )
+
+
+def objective_for(model: AdaptiveModel, named: Objective | None) -> Objective:
+    """What lengths or pairs of dials are searched by; default: divergence, for texts that are written the score."""
+    if named == "divergence":
+        check_comparable(model)
+    return named or ("score" if model.task.answers == "text" else "divergence")
+
+
 def check_labels(data: Dataset, objective: Objective) -> None:
     if objective == "score" and data.labels is None:
-        raise StrettoError(
-            "Expected labelled data for the objective 'score', got none. Name the column of the labels, or search by "
-            "divergence."
-        )
+        raise StrettoError("Expected labelled data for the objective 'score', got none. Name the column of the labels.")
 
 
 def padded(logits: Logits) -> Tensor:

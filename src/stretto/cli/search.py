@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from stretto.cli.guard import data_name, output_file
 from stretto.cli.options import (
@@ -35,6 +35,7 @@ from stretto.cli.output import (
     say_cut,
     write_json,
 )
+from stretto.cli.settings import as_flag
 from stretto.errors import StrettoError, counted
 
 if TYPE_CHECKING:
@@ -56,24 +57,35 @@ stretto search reviews-model dev.csv --output searched-model --json search.json
 An interrupted search resumes when the same command is given again.
 """
 
+#: What is searched, by the model; and the options of one kind of search alone.
+LENGTHS, PAIRS, THRESHOLDS = "lengths", "pairs of dials", "thresholds"
+ONLY = {
+    LENGTHS: (
+        "iterations", "mutations", "crossovers", "population", "patience", "per_input", "max_seconds", "restart",
+        "plot",
+    ),
+    THRESHOLDS: ("draws",),
+}  # fmt: skip
+
 
 def search(
+    ctx: Context,
     model: ModelFolder,
     data: Annotated[
         str, Argument(metavar="DATA", help=f"Texts, with or without labels: {SOURCES}.", callback=data_name)
     ],
     output: Annotated[str | None, Option(metavar="DIR", help="Folder for the result; default: the model's.")] = None,
     objective: Annotated[
-        Literal["divergence", "score"],
+        Literal["divergence", "score"] | None,
         Option(
             help="What is best at a cost: the least mean divergence (KL) from the full model's answers, which needs no "
-            "labels, or the best score."
+            "labels (default), or the best score (default for lengths and pairs of a model that writes texts)."
         ),
-    ] = "divergence",
+    ] = None,
     limit: Annotated[
         int | None, Option(min=1, help="Measure candidates on a random sample of this many examples; default: all.")
     ] = None,
-    iterations: Annotated[int, Option(min=1, help="Most iterations.")] = 30,
+    iterations: Annotated[int, Option(min=1, help="Maximum number of iterations.")] = 30,
     mutations: Annotated[int, Option(min=0, help="Mutants per iteration.")] = 30,
     crossovers: Annotated[int, Option(min=0, help="Crossovers per iteration.")] = 30,
     population: Annotated[int, Option(min=2, help="Constant-ratio configurations to start from.")] = 20,
@@ -107,8 +119,8 @@ def search(
     model folder."""
     from stretto.budget.search import SearchSettings, searchable
     from stretto.budget.search import search as run_search
+    from stretto.budget.teacher import objective_for
     from stretto.data import Columns
-    from stretto.methods import Combined
     from stretto.saving.place import locked
     from stretto.saving.versions import versions
     from stretto.view.plots import check_plot_path
@@ -120,18 +132,20 @@ def search(
     work = Path(f"{target}.search")
     if output is not None and not overwrite:
         check_place(target, Path(model), work)
+    loaded = open_model(model, dtype)
+    kind = searched_in(loaded)
+    if kind == LENGTHS:
+        searchable(loaded)
+    check_options(ctx, kind)
+    objective = objective or "divergence" if kind == THRESHOLDS else objective_for(loaded, objective)
     settings = SearchSettings(
         iterations, mutations, crossovers, population=population, patience=patience, limit=limit, seed=seed,
         objective=objective,
     )  # fmt: skip
-    loaded = open_model(model, dtype)
-    of_dials = loaded.task.answers == "text" or isinstance(loaded.method, Combined)
-    if not of_dials:
-        searchable(loaded)
     if output is None and not target.is_dir():
         raise StrettoError(f"Expected a folder to write the result to, got the hub name '{model}'. Add --output.")
     examples = read_examples(data, loaded, Columns(text, text_b, label, delimiter), split, objective)
-    if of_dials:
+    if kind != LENGTHS:
         search_dials(loaded, model, data, target, examples, objective, draws, limit, seed, batch_size, json)
         return
     say_cut(loaded.encode(examples.texts).truncated, len(examples), loaded)
@@ -174,6 +188,28 @@ def search(
         if result.finished
         else f"time limit reached; saved {target}; the same command resumes the search"
     )
+
+
+def searched_in(model: AdaptiveModel) -> str:
+    """The kind of search, by the model's method."""
+    from stretto.methods import Combined
+    from stretto.methods.depth_adaptive import DepthAdaptive
+
+    if isinstance(model.method, Combined):
+        return PAIRS
+    return THRESHOLDS if isinstance(model.method, DepthAdaptive) else LENGTHS
+
+
+def check_options(ctx: Context, kind: str) -> None:
+    """Refuse options on the command line that are of another kind of search."""
+    for other, names in ONLY.items():
+        sources = {name: ctx.get_parameter_source(name) for name in names}
+        named = [as_flag(name) for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+        if named and other != kind:
+            it = "it" if len(named) == 1 else "them"
+            raise StrettoError(
+                f"Expected {', '.join(named)} only with a search for {other}, got a search for {kind}. Leave {it} out."
+            )
 
 
 def read_examples(

@@ -21,8 +21,9 @@ Reference: Elbayad, Gu, Grave, Auli: Depth-Adaptive Transformer, ICLR 2020.
 Differs from the paper: All blocks share the model's output head. The dial shifts the mechanism after training
 (`shift`): 0.5 is the paper's decision (multinomial: argmax; geometric: the first χ > 0.5), 0 the full decoder, 1 the
 first block. The paper tunes thresholds by 10,000 translations of the dev data; `stretto search` draws as many, screens
-them by the answers of each block on the right dev texts, and translates with the best. Keys and values of tokens that
-left are computed only when needed; the texts are the same. Losses are means over tokens.
+them, and translates with the best. It screens by the divergence of each block from the last one, on the texts that the
+full model writes (with the objective `score`: by how many tokens of the right dev texts each block has right). Keys and
+values of tokens that left are computed only when needed; the texts are the same. Losses are means over tokens.
 
 Dial: `eagerness`, how readily tokens leave. When to use it: where a decoder writes texts. Start with `geometric`.
 `confidence` needs no training, but computes the output head after every block. With a large vocabulary this costs more
@@ -208,11 +209,7 @@ class DepthAdaptive(Method):
     # ---- learning
 
     def stages(self) -> list[Stage]:
-        config = self.config
-        blocks = Stage(
-            "backbone", config.num_train_epochs, config.learning_rate, decides=True, dials=(self.dial.off,),
-            objective=self.decoder_loss,
-        )  # fmt: skip
+        config, blocks = self.config, self.finetuning()
         if config.mechanism == "confidence":
             return [blocks]
         exits = Stage(
@@ -220,6 +217,13 @@ class DepthAdaptive(Method):
             trains_backbone=config.joint_learning_rate > 0, dials=(0.5,), best_by="last", objective=self.joint_loss,
         )  # fmt: skip
         return [blocks, exits]
+
+    def finetuning(self) -> Stage:
+        """All blocks learn to answer."""
+        return Stage(
+            "backbone", self.config.num_train_epochs, self.config.learning_rate, decides=True, dials=(self.dial.off,),
+            objective=self.decoder_loss,
+        )  # fmt: skip
 
     def decoder_loss(self, batch: TrainingBatch) -> Tensor:
         decoder, given = self.teach(batch)
