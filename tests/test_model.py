@@ -21,6 +21,7 @@ from stretto.data.batches import batches
 from stretto.data.tokenise import encode
 from stretto.engine.linear import product
 from stretto.methods import METHODS
+from stretto.saving.points import Certificate, OperatingPoint
 from stretto.tasks import Classification
 
 TEXTS: list[Any] = ["a great movie !", "", "dull " * 10_000, "日本語 🎬 \u202e \x00 ﬃ"]
@@ -131,6 +132,24 @@ def test_inputs_may_be_cut_shorter_than_the_encoder_allows(tmp_path: Path) -> No
     assert short.predict(text) == short.predict("the film was good")  # [CLS], four words, [SEP]
     short.save_pretrained(tmp_path / "short")
     assert AdaptiveModel.from_pretrained(tmp_path / "short").max_length == 6
+
+
+def test_other_settings_than_the_folders_have_no_guarantee(tmp_path: Path) -> None:
+    model = tiny_model("pabee")
+    given = Certificate("right answers lost", 0.01, 0.95, 0.0, ((0.0, 0.01),), 1, {})
+    model.dial, model.operating_points = 1.0, [
+        OperatingPoint(0.0, 0.9, 1.0, 4.0, {}, n=300, needs=500),
+        OperatingPoint(1.0, 0.9, 0.5, 2.0, {}, n=300, name="loss-1", certificate=given),
+    ]  # fmt: skip
+    model.save_pretrained(tmp_path / "saved")
+    folder = tmp_path / "saved"
+    for same in ({}, {"max_length": model.max_length}, {"num_train_epochs": model.method.config.num_train_epochs}):
+        kept = AdaptiveModel.from_pretrained(folder, **same)
+        assert kept.operating_points == model.operating_points and kept.standing() == "guaranteed"
+    for other in ({"max_length": 6}, {"num_train_epochs": 9}, {"task": Classification(["bad", "good"])}):
+        changed = AdaptiveModel.from_pretrained(folder, **other)
+        assert changed.promise() == changed.promise(budget="loss-1") == "estimate on 300 examples, no guarantee"
+        assert all(point.certificate is point.needs is None for point in changed.operating_points)
 
 
 def test_changed_weights_are_seen_by_the_packed_engine() -> None:

@@ -36,7 +36,7 @@ from stretto.saving.folder import (
     write_folder,
     write_points,
 )
-from stretto.saving.points import OperatingPoint, budget_named, promise, promise_at, standing
+from stretto.saving.points import OperatingPoint, as_estimates, budget_named, promise, promise_at, standing
 from stretto.state import Inputs, Trace
 from stretto.tasks import Logits, Prediction, Task
 
@@ -85,7 +85,7 @@ class AdaptiveModel(nn.Module):
         the same form, and so is what ranks tokens; all else starts new. `settings` are fields of the method's Config.
         `task` replaces the head's labels (for training). `dtype='int8'` quantises the packed engine's matrix products.
         `max_length` truncates inputs (or sets the size of windows) below the encoder's limit, and is saved with the
-        tokenizer."""
+        tokenizer. Where these differ from the folder's, nothing that it guarantees holds: its points are estimates."""
         if task is not None and not isinstance(task, Task):
             raise StrettoError(
                 f"Expected a task such as stretto.tasks.Classification(['bad', 'good']), got {task!r:.60}. "
@@ -103,11 +103,15 @@ class AdaptiveModel(nn.Module):
             str(name_or_path), hf_config, task, new_labels=new_labels, safetensors_only=folder is not None
         )
         tokenizer = load_tokenizer(str(name_or_path), task)
+        saved_length = max_length_of(tokenizer, encoder.config)
         model = cls.put_together(encoder, tokenizer, method_class, config, task, dtype, max_length)
         built = model.method
         if folder is not None and same_method:
             folder.load_weights(built, new_labels=new_labels)
             model.dial, model.operating_points, model.provenance = folder.dial, folder.points, folder.provenance
+            unchanged = config == make_config(method_class, folder.config) and model.max_length == saved_length
+            if new_labels or not unchanged:
+                model.operating_points = as_estimates(folder.points)
         elif folder is not None:
             carry_over(folder, built, new_labels=new_labels)
         check_weights(model, str(name_or_path))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from commands import run, write_reviews
-from tiny import tiny_model
+from sources import jsonl, write
+from tiny import tiny_model, tiny_reviews
 
 from stretto import StrettoError
 from stretto.bench.guarantee import QUANTILES, Recorded, guaranteed, most_violations, study, uncorrected
@@ -88,6 +89,25 @@ def test_from_the_command_line_to_the_plot(folder: Path, tmp_path: Path) -> None
     panels = study_panels(rows)
     draw_studies(panels, tmp_path / "plot.png")
     assert drawn_digest(tmp_path / "plot.png") == digest(panels)
+
+
+def test_numbers_are_judged_by_their_worst_error(tmp_path: Path) -> None:
+    tiny_model("lte", n_labels=1).save_pretrained(tmp_path / "model")
+    data = tiny_reviews(80)
+    rows = [{"text": text, "label": float(label)} for (text,), label in zip(data.texts, data.labels, strict=True)]
+    args = [tmp_path / "model", write(tmp_path / "d.jsonl", jsonl(*rows)), "--max-loss", 20, "--agreement", 0.8]
+    refused = run("bench", "guarantee", *args)
+    assert refused.exit_code == 1 and "Set it, for example --worst-error 5" in refused.stderr
+    more = ["--worst-error", 2, "--confidence", 0.8, "--splits", 20, "--json", tmp_path / "g.json"]
+    result = run("bench", "guarantee", *args, *more)
+    assert result.exit_code == 0, result.stderr
+    assert [row.settings["worst error"] for row in Results.load(tmp_path / "g.json").rows] == [2, 2]
+
+
+def test_a_full_model_that_was_not_trained_is_no_measure(tmp_path: Path) -> None:
+    tiny_model("static_depth").save_pretrained(tmp_path / "model")
+    refused = run("bench", "guarantee", tmp_path / "model", write_reviews(tmp_path / "d.jsonl", 80), "--max-loss", 20)
+    assert refused.exit_code == 1 and "Expected a full model that was trained" in refused.stderr
 
 
 def test_bad_inputs(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from stretto.budget.calibrate import Agreement, MaxLoss, Spend, Wait, calibrate
 from stretto.budget.risk import Risk, in_order
 from stretto.data import Dataset
 from stretto.saving.digests import dataset_digest
+from stretto.saving.place import locked
 from stretto.saving.points import Certificate, Latency
 from stretto.tasks import Classification, LabelPrediction, Regression, Span, Tokens
 
@@ -195,6 +197,25 @@ def test_too_few_examples_change_nothing(varied: Any, monkeypatch: pytest.Monkey
     assert model.operating_points == []
 
 
+def test_dials_that_pass_but_save_nothing(varied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no text leaves, exits are computed for nothing."""
+    model, goal = fresh(varied), MaxLoss(points=15, confidence=0.999999)
+    for sweep, message in (
+        ((0.0, 1e-9), r"costs less than the full model, got only dials that guarantee .* but cost 1\.\d+ or more"),
+        ((0.0, 1e-9, 0.34), r"got 120 on which 1 dial passed without saving anything and the next, 0\.34, loses"),
+    ):
+        monkeypatch.setattr(model.method, "dial", dataclasses.replace(model.method.dial, sweep=sweep))
+        with pytest.raises(StrettoError, match=message):
+            calibrate(model, REVIEWS, goal)
+
+
+@pytest.mark.parametrize("method", ["alberta", "static_depth", "constant_ratio+static_depth"])
+def test_no_loss_is_guaranteed_against_a_full_model_that_was_not_trained(method: str) -> None:
+    with pytest.raises(StrettoError, match=r"a full model that was trained, .* got one of .* Calibrate to a cost"):
+        calibrate(tiny_model(method), REVIEWS, Agreement(agreement=0.85, confidence=0.8))
+    assert calibrate(tiny_model(method), REVIEWS, Spend(0.9)).cost <= 0.9
+
+
 def test_int8_is_calibrated_as_int8_and_used_as_int8(varied: Any, tmp_path: Path) -> None:
     model = fresh(varied)
     calibrate(model, REVIEWS, Spend(0.6), name="fast")
@@ -355,6 +376,21 @@ def test_from_the_command_line(folder: Path, tmp_path: Path) -> None:
     assert both.exit_code == 1 and "Expected --dial or --budget, got both" in both.stderr
     unknown = run("predict", folder, data, "--budget", "slow")
     assert unknown.exit_code == 1 and "('safe', 'cost-0.6'), got 'slow'" in unknown.stderr
+
+
+def test_what_others_save_meanwhile_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def locked_late(path: str) -> Any:
+        other = AdaptiveModel.from_pretrained(folder)
+        calibrate(other, REVIEWS, Spend(0.6), name="other")
+        other.save_points(folder)
+        with locked(path):
+            yield
+
+    monkeypatch.setattr("stretto.saving.place.locked", locked_late)
+    data = write(tmp_path / "d.txt", "a good film\n")
+    assert run("calibrate", folder, data, "--cost", 0.9, "--name", "own").exit_code == 0
+    assert [point.name for point in AdaptiveModel.from_pretrained(folder).operating_points] == ["other", "own"]
 
 
 def test_without_mapie(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,24 +51,28 @@ def test_the_default_is_compared_with_what_was_trained() -> None:
 def test_few_examples_choose_no_dial(n: int, chosen: int) -> None:
     """One of 199 examples is more than half a point."""
     points = [dataclasses.replace(each, n=n) for each in POINTS]
-    assert default_point(points, Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS))) == points[chosen]
-    reason = "the cheapest at most half a point" if chosen else f"too few examples ({n}) to show a loss"
-    assert reason in how_chosen(points, points[chosen])
-    assert chosen or "200 are enough" in how_chosen(points, points[chosen])
+    dial = Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS))
+    assert default_point(points, dial) == points[chosen]
+    reason = "the cheapest at most half a point" if chosen else f"the full model: too few examples ({n}) to show a loss"
+    assert reason in how_chosen(points, points[chosen], dial)
+    assert chosen or "200 are enough" in how_chosen(points, points[chosen], dial)
 
 
 def test_few_examples_keep_what_was_trained() -> None:
     points = [dataclasses.replace(each, n=30) for each in POINTS]
     dial = Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS), trained=0.1)
     assert default_point(points, dial) == points[1]
+    assert how_chosen(points, points[1], dial).startswith("what was trained: too few examples (30)")
+    assert how_chosen(POINTS, POINTS[1], dial) == "the cheapest at most half a point below what was trained"
 
 
 def test_a_guarantee_comes_first() -> None:
     points = [dataclasses.replace(each, n=30) for each in POINTS]
     certificate = Certificate("right answers lost", 0.01, 0.95, 0.002, ((0.0, 1e-9),), 42, {})
     guaranteed = dataclasses.replace(points[1], certificate=certificate)
-    assert default_point(points, Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS)), guaranteed) is guaranteed
-    assert how_chosen(points, guaranteed) == "the cheapest that is guaranteed to lose at most 1 %"
+    dial = Dial("entropy", "", 0.0, tuple(p.dial for p in POINTS))
+    assert default_point(points, dial, guaranteed) is guaranteed
+    assert how_chosen(points, guaranteed, dial) == "the cheapest that is guaranteed to lose at most 1 %"
 
 
 def test_dials_worth_showing() -> None:

@@ -48,7 +48,7 @@ def test_a_part_of_the_dev_data_is_kept_for_the_guarantee(n: int, fresh: int, va
     assert parts_of(varied, dev, seed=1)[1] == kept != parts_of(varied, dev, seed=2)[1]
 
 
-@pytest.mark.parametrize("method", ["full", "alberta", "without mapie"])
+@pytest.mark.parametrize("method", ["full", "alberta", "static_depth", "depth_mi+static_depth", "without mapie"])
 def test_all_dev_data_choose_where_nothing_can_be_guaranteed(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No dial; off is not what was trained; no statistics."""
     if method == "without mapie":

@@ -88,6 +88,18 @@ def test_both_parts_are_at_work() -> None:
     assert (output.trace.depth < 4).any()  # and texts left early
 
 
+@pytest.mark.parametrize("second", ["static_depth", "alberta", "deebert"])
+def test_the_budget_from_which_on_both_parts_were_trained(second: str) -> None:
+    method = made(f"constant_ratio+{second}")
+    trained, budgets = method.dial.trained, method.dial.sweep
+    if second == "deebert":
+        assert trained is None
+        return
+    first = budgets.index(trained)
+    within = [method.second.dial.within_trained(dial) for _, dial in method.dials(torch.tensor(budgets)).tolist()]
+    assert first > 0 and within == [False] * first + [True] * (len(budgets) - first)
+
+
 @pytest.mark.parametrize("name", ["deebert+length_adaptive", "deebert+pabee", "full+deebert"])
 def test_what_cannot_be_combined_is_refused(name: str) -> None:
     with pytest.raises(StrettoError, match="drops or freezes tokens, then one that exits"):

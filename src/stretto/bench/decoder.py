@@ -1,7 +1,7 @@
 """`stretto bench decoder`: how fast texts are written, and what tokens that leave early are worth in time.
 
 Random weights, so that only the engines are compared. For every model shape and batch size the same sentences go
-through all contenders in interleaved rounds; everybody writes the same number of tokens, greedily, from ready tensors:
+through all contenders in interleaved rounds; all write the same number of tokens, greedily, from ready tensors:
 
     huggingface    `generate` (fp32)
     ctranslate2    CTranslate2, where it is installed
@@ -28,7 +28,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from stretto.backbones.marian import Marian
 from stretto.bench.ctranslate import MISSING, CTranslate2, is_installed
-from stretto.bench.engine import add, check_same_run, known_versions, warm
+from stretto.bench.engine import add, check_same_run, warm
 from stretto.bench.results import CT2, FULL, HF, Clock, Results, Row, now
 from stretto.bench.timing import Contender, Timed, interleaved, ratio
 from stretto.engine.cost import Cost
@@ -36,7 +36,7 @@ from stretto.engine.decider import Decider, Silent
 from stretto.engine.linear import DTYPES
 from stretto.engine.seq2seq import Seq2SeqEngine
 from stretto.errors import Registry, StrettoError
-from stretto.saving.versions import cpu_name
+from stretto.saving.versions import cpu_name, known_versions
 from stretto.state import Decision, Inputs, Point, Stack, State
 
 SUITE = "decoder"

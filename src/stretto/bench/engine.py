@@ -43,7 +43,7 @@ from stretto.engine.packed import PackedEngine
 from stretto.errors import StrettoError
 from stretto.methods.exits import ExitHeads
 from stretto.saving.same_run import check_same
-from stretto.saving.versions import cpu_name, versions
+from stretto.saving.versions import cpu_name, known_versions
 
 SUITE = "engine"
 DROP_FACTORS = (2, 4, 10)
@@ -123,10 +123,6 @@ def check_same_run(results: Results, seed: int, threads: int, rounds_of: Callabl
                 **{n: getattr(clock, n) for n in ("rounds", "threads", "cpu")},
             }
             check_same(found, wanted, what="the measurements", place=results.path or Path())
-
-
-def known_versions() -> dict[str, str]:
-    return {name: version for name, version in versions().items() if version is not None}
 
 
 def check(

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.budget.calibrate import Guarantee, Material
+from stretto.budget.calibrate import Guarantee, Material, check_dial
 from stretto.budget.risk import Risk, in_order
 from stretto.errors import StrettoError
 
@@ -60,6 +60,7 @@ class Recorded:
 
 def record(material: Material, goals: Sequence[Guarantee]) -> list[Recorded]:
     """One for each goal, from one reading of the texts."""
+    check_dial(material)
     readings = material.read(material.dials)
     first = next(readings)
     losses = [[goal.losses(material, first.answers, first.answers)] for goal in goals]

@@ -37,7 +37,7 @@ from stretto.saving.files import replacing_folder, write_json
 from stretto.saving.folder import load_tokenizer, quiet_transformers
 from stretto.saving.points import OperatingPoint
 from stretto.saving.trust import as_data, refuse_code
-from stretto.saving.versions import versions
+from stretto.saving.versions import known_versions
 from stretto.state import Trace
 from stretto.tasks import TASKS
 from stretto.training import SCRATCH
@@ -223,7 +223,7 @@ class Bench:
         return {
             "set": self.set, "model": Path(self.model).name, "name": row, "method": method, "seed": self.seed,
             "command": f"stretto compare benchmarks/suites/{self.suite.name}.yaml --only {only}{other}",
-            "versions": {name: version for name, version in versions().items() if version is not None},
+            "versions": known_versions(),
             "task": self.spec.task, "metric": task.main_metric, "n_train": len(self.parts["train"]),
             "n_dev": len(self.parts["choosing"]), "n_test": len(self.parts["test"]), "machine": platform.machine(),
         }  # fmt: skip

@@ -33,7 +33,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stretto.bench.engine import known_versions
 from stretto.bench.load import Client, Measured, Question, post
 from stretto.bench.malformed import malformed
 from stretto.bench.report.server import at
@@ -42,7 +41,7 @@ from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
 from stretto.saving.digests import weights_digest
 from stretto.saving.same_run import check_same
-from stretto.saving.versions import cpu_name
+from stretto.saving.versions import cpu_name, known_versions
 
 SUITE = "server"
 SHARES = (0.5, 0.8, 1.2)

@@ -22,7 +22,7 @@ from stretto.budget.sweep import point_of, runs
 from stretto.data import Dataset
 from stretto.data.tokenise import Encoded
 from stretto.engine.cost import Cost
-from stretto.errors import StrettoError
+from stretto.errors import StrettoError, counted
 from stretto.model import AdaptiveModel
 from stretto.saving.digests import dataset_digest
 from stretto.saving.points import Certificate, OperatingPoint
@@ -172,16 +172,14 @@ class Guarantee(Goal):
         return Risk(self.allowed, self.confidence, binary=material.model.task.right_or_wrong)
 
     def find(self, material: Material) -> OperatingPoint:
+        check_dial(material)
         risk = self.risk(material)
-        if len(material.dials) == 1:
-            name = material.model.method.name
-            raise StrettoError(f"Expected a method with a dial to find, got {name}. Train another, such as deebert.")
         points: list[OperatingPoint] = []
         tests = list(in_order(risk, self.losses_by_dial(material, points)))
         safe = risk.safe([test.p_value for test in tests])
         cheapest = min(safe, key=lambda i: points[i].cost, default=0)
         if cheapest == 0:  # the full model, or nothing
-            raise self.too_little(risk, tests, len(material.data))
+            raise self.too_little(risk, tests, points)
         certificate = Certificate(
             self.loss(material), self.allowed, self.confidence, tests[cheapest].loss,
             tuple((test.dial, test.p_value) for test in tests), material.seed, versions("mapie"),
@@ -198,8 +196,9 @@ class Guarantee(Goal):
             points.append(reading.point)
             yield reading.point.dial, self.losses(material, full, reading.answers)
 
-    def too_little(self, risk: Risk, tests: Sequence[Tested], n: int) -> TooFewExamples:
+    def too_little(self, risk: Risk, tests: Sequence[Tested], points: Sequence[OperatingPoint]) -> TooFewExamples:
         """Why only the full model can be guaranteed, and how many examples would be needed."""
+        n = points[0].n
         wanted = f"a loss of at most {100 * risk.allowed:g} % with {100 * risk.confidence:g} % confidence"
         if len(tests) == 1:  # the full model itself, which loses nothing
             least = risk.examples_needed()
@@ -208,13 +207,34 @@ class Guarantee(Goal):
                 "Add examples, or allow more loss.",
                 least,
             )
-        failed = tests[-1]
-        needed = risk.examples_needed(failed.loss)
+        last, passed = tests[-1], len(tests) - 2  # those between the full model and the last
+        if last.p_value <= 1 - risk.confidence:
+            cheapest = min(point.cost for point in points[1:])
+            return TooFewExamples(
+                f"Expected a dial that costs less than the full model, got only dials that guarantee {wanted} but cost "
+                f"{cheapest:.3f} or more on these {n} examples. Calibrate on longer texts.",
+                None,
+            )
+        needed = risk.examples_needed(last.loss)
         advice = f"About {needed} examples like these would do, or" if needed else "More would not help:"
+        where = f"{counted(passed, 'dial')} passed without saving anything and the next" if passed else "the first"
         return TooFewExamples(
-            f"Expected examples that guarantee {wanted} at a dial below the full model, got {n} on which the first, "
-            f"{failed.dial:g}, loses {100 * failed.loss:.2f} % (p = {failed.p_value:.3g}). {advice} allow more loss.",
+            f"Expected examples that guarantee {wanted} at a dial below the full model, got {n} on which {where}, "
+            f"{last.dial:g}, loses {100 * last.loss:.2f} % (p = {last.p_value:.3g}). {advice} allow more loss.",
             needed,
+        )
+
+
+def check_dial(material: Material) -> None:
+    """Refuse a model without a dial to find, or one whose full model was not trained: losses against it say little."""
+    method, dial = material.model.method, material.model.method.dial
+    if len(material.dials) == 1:
+        raise StrettoError(f"Expected a method with a dial to find, got {method.name}. Train another, such as deebert.")
+    if dial.trained is not None:
+        raise StrettoError(
+            f"Expected a full model that was trained, to compare other dials with, got one of {method.name}, trained "
+            f"at {dial.name} {dial.trained:g} and not at {dial.off:g}. Calibrate to a cost or a latency, or train "
+            "another method, such as deebert."
         )
 
 

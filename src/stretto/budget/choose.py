@@ -1,4 +1,4 @@
-"""Choosing among operating points: the only module that chooses a dial or a checkpoint."""
+"""Choosing among operating points: the dial of a model, and the checkpoint of a training."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ def too_few(points: Sequence[OperatingPoint]) -> bool:
     return 0 < points[0].n < FEWEST
 
 
-def how_chosen(points: Sequence[OperatingPoint], chosen: OperatingPoint) -> str:
+def how_chosen(points: Sequence[OperatingPoint], chosen: OperatingPoint, dial: Dial) -> str:
     """Why the default dial is what it is, in words: the rule of `default_point` that applied."""
-    n = points[0].n
+    n, start = points[0].n, "the full model" if dial.trained is None else "what was trained"
     if chosen.certificate is not None:
         return f"the cheapest that is guaranteed to lose at most {100 * chosen.certificate.risk:g} %"
     if too_few(points):
         return (
-            f"the full model: too few examples ({n}) to show a loss of half a point (one is {100 / n:.1f} points), "
+            f"{start}: too few examples ({n}) to show a loss of half a point (one is {100 / n:.1f} points), "
             f"{FEWEST} are enough"
         )
-    return "the cheapest at most half a point below the full model"
+    return f"the cheapest at most half a point below {start}"
 
 
 def dials_to_show(points: Sequence[OperatingPoint], default: float, costs: Sequence[float] = COSTS) -> list[float]:

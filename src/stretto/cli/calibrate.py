@@ -94,15 +94,15 @@ def calibrate(
         raise StrettoError(
             f"Expected a local model folder to store the budget in, got '{model}'. Save the model to a folder first."
         )
-    loaded = open_model(model, dtype)
-    examples = load(
-        data, task=loaded.task, columns=Columns(text, text_b, label, delimiter), split=split,
-        labelled=goal.needs_labels or label is not None, label_names=loaded.task.label_names,
-    )  # fmt: skip
-    if limit is not None:
-        examples = sample(examples, limit, seed)
-    say_cut(loaded.encode(examples.texts).truncated, len(examples), loaded)
-    with locked(model):
+    with locked(model):  # also while loading: what others save meanwhile would be overwritten
+        loaded = open_model(model, dtype)
+        examples = load(
+            data, task=loaded.task, columns=Columns(text, text_b, label, delimiter), split=split,
+            labelled=goal.needs_labels or label is not None, label_names=loaded.task.label_names,
+        )  # fmt: skip
+        if limit is not None:
+            examples = sample(examples, limit, seed)
+        say_cut(loaded.encode(examples.texts).truncated, len(examples), loaded)
         found = run_calibration(
             loaded, examples, goal, name=name, batch_size=batch_size, seed=seed, progress=on_terminal()
         )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 stretto bench guarantee reviews-model test.csv
 stretto bench guarantee reviews-model test.csv more.csv --max-loss 0.5,1,2 --agreement 0.98
+stretto bench guarantee ratings-model test.csv --worst-error 5        # ratings from 0 to 5
 stretto bench guarantee reviews-model test.csv --set reviews --json benchmarks/results/guarantee.json
 """
 
@@ -32,8 +33,12 @@ def guarantee(
     model: ModelFolder,
     data: Data,
     max_loss: Annotated[str, Option(help="Points of score that may be lost, separated by commas.")] = "",
-    agreement: Annotated[str, Option(help="Parts of the answers that are the full model's.")] = "",
-    confidence: Annotated[float, Option(help="Of the guarantees.")] = 0.95,
+    agreement: Annotated[str, Option(help="Fractions of answers equal to the full model's, separated by commas.")] = "",
+    confidence: Annotated[float, Option(help="Confidence of the guarantees.")] = 0.95,
+    worst_error: Annotated[
+        float | None,
+        Option(help="Regression: the error that counts as completely wrong, for example the range of the labels."),
+    ] = None,
     splits: Annotated[int, Option(min=1, help="Random draws and splits.")] = 200,
     part: Annotated[float, Option(min=0, max=1, help="Part of the texts that calibrates; the others test.")] = 0.5,
     name: Annotated[str, Option("--set", help="What to call the texts in the results; default: the first file.")] = "",
@@ -58,10 +63,10 @@ def guarantee(
     from stretto.bench.results import Results, Row
     from stretto.budget.calibrate import Material
     from stretto.data import Columns, sample
-    from stretto.saving.versions import cpu_name, versions
+    from stretto.saving.versions import cpu_name, known_versions
     from stretto.view.tables import show_table
 
-    goals = wanted_goals(max_loss, agreement, confidence)
+    goals = wanted_goals(max_loss, agreement, confidence, worst_error)
     results = Results.start("guarantee", None if json in (None, STDOUT) else Path(str(json)))
     loaded = open_model(model, dtype)
     examples = joined(data, loaded, Columns(text, text_b, label, delimiter), split)
@@ -71,6 +76,7 @@ def guarantee(
     material = Material(loaded, examples, batch_size, seed, on_terminal())
     encoder = f"{loaded.encoder.config.model_type}, {loaded.backbone.n_layers} layers of {loaded.backbone.d}"
     trained = {"training examples": None, "dev examples": None, **loaded.provenance}
+    judged = {} if worst_error is None else {"worst error": worst_error}
     rows = []
     for goal, found in zip(goals, record(material, goals), strict=True):
         rows.append(
@@ -78,10 +84,10 @@ def guarantee(
                 set=name or Path(data[0]).name.partition(".")[0], model=encoder,
                 name=f"{loaded.method.name} {goal.name} {dtype}", method=loaded.method.name, seed=seed,
                 command=f"stretto bench guarantee --splits {splits} --seed {seed}", machine=cpu_name(),
-                versions={key: value for key, value in versions().items() if value is not None},
+                versions=known_versions(),
                 task=loaded.task.name, metric=loaded.task.main_metric, n_train=trained["training examples"],
                 n_dev=trained["dev examples"], n_test=len(examples),
-                settings={"dtype": dtype, "goal": goal.name, "part": part},
+                settings={"dtype": dtype, "goal": goal.name, "part": part, **judged},
                 guarantee=study(found, goal.risk(material), splits=splits, part=part, seed=seed),
             )
         )  # fmt: skip
@@ -102,7 +108,7 @@ def too_many(found: dict[str, Any], chooser: str) -> bool:
     return bool(found[chooser]["violations"] > found["most_violations"])
 
 
-def wanted_goals(max_loss: str, agreement: str, confidence: float) -> list[Guarantee]:
+def wanted_goals(max_loss: str, agreement: str, confidence: float, worst: float | None) -> list[Guarantee]:
     from stretto.budget.calibrate import Agreement, MaxLoss
 
     if not max_loss and not agreement:
@@ -110,8 +116,8 @@ def wanted_goals(max_loss: str, agreement: str, confidence: float) -> list[Guara
     losses = numbers(max_loss, "--max-loss") if max_loss else []
     parts = numbers(agreement, "--agreement") if agreement else []
     return [
-        *(MaxLoss(points=points, confidence=confidence) for points in losses),
-        *(Agreement(agreement=each, confidence=confidence) for each in parts),
+        *(MaxLoss(points=points, confidence=confidence, worst=worst) for points in losses),
+        *(Agreement(agreement=each, confidence=confidence, worst=worst) for each in parts),
     ]
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 stretto train reviews.csv --model bert-base-uncased --output reviews-model
-stretto train train.jsonl --dev dev.jsonl --model ./encoder --method pabee --output out --exit-epochs 3 --seed 1
+stretto train train.jsonl --dev dev.jsonl --model ./encoder --method pabee --output out --joint-epochs 3 --seed 1
 stretto train pairs.tsv --text premise --text-b hypothesis --label gold --model roberta-base --output out
 stretto train scores.csv --task regression --method lte --model bert-base-uncased --output out
 stretto train names.jsonl --task tokens --method length_adaptive --model bert-base-cased --output names-model
@@ -367,7 +367,7 @@ def show_result(run: Run, model: AdaptiveModel, dev: Dataset) -> None:
     kind = "csv" if model.task.flat else "jsonl"
     print(
         f"\nSaved to {run.output}. Default dial: {model.method.dial.name} {model.dial:g}, "
-        f"{how_chosen(points, chosen)}.\n"
+        f"{how_chosen(points, chosen, model.method.dial)}.\n"
         "\nTry:\n"
         f"  stretto evaluate {run.output} TEST.{kind} --plot curve.png\n"
         f"  stretto predict {run.output} TEXTS.{kind} --output answers.jsonl\n"

@@ -42,7 +42,12 @@ class Dial:
     upper: float = float("inf")
     lower: float = 0.0
     trained: float | None = None
-    """The most expensive value of the sweep that was trained, if not off. The default dial is compared with it."""
+    """The most expensive value of the sweep that was trained, if not off. The default dial is compared with it, and no
+    loss against the full model is guaranteed."""
+
+    def within_trained(self, value: float) -> bool:
+        """Whether the value is the most expensive that was trained, or cheaper."""
+        return self.trained is None or (value - self.trained) * (self.sweep[-1] - self.off) >= 0
 
     def check(self, value: float | Tensor) -> None:
         values = torch.as_tensor(value, dtype=torch.float64)
@@ -281,10 +286,11 @@ class Method(nn.Module):
         return {}
 
     def stages(self) -> list[Stage]:
-        """Training runs in order. The first one is ordinary fine-tuning, shared by all methods."""
+        """Training runs in order. Most methods begin with ordinary fine-tuning."""
         return [self.finetuning()]
 
     def finetuning(self) -> Stage:
+        """The stage that trains the backbone; a combination has that of its second part."""
         config = self.config
         return Stage("backbone", config.num_train_epochs, config.learning_rate, taught=False, objective=self.final_loss)
 

@@ -4,7 +4,8 @@
 savings multiply. Any method that drops or freezes can be combined with any method that exits: `A+B`.
 
 The parts are trained one after the other: first A, then the exits of B on shortened states, which they also read in
-inference. Afterwards a search on the dev data tries pairs of dials and keeps the Pareto frontier: two dials become one.
+inference. The backbone is trained once, by the objective of B: that of a decoder needs all its blocks to answer.
+Afterwards a search on the dev data tries pairs of dials and keeps the Pareto frontier: two dials become one.
 
     decision = decisions of A at its dial and of B at its own dial   -> `Combined.decide`
     (dial of A, dial of B) on the frontier, by budget                -> `Combined.dials`
@@ -68,12 +69,13 @@ def setting(part: type[Method], name: str) -> str:
 
 
 def config_of(first: type[Method], second: type[Method]) -> type[CombinedConfig]:
-    """A Config with the settings of both."""
+    """A Config with the settings of both; the defaults of shared ones are those of the second, whose objective trains
+    the backbone."""
     settings = []
     for part in (first, second):
         hints = get_type_hints(part.Config, include_extras=True)
         for field in dataclasses.fields(part.Config):
-            if field.name not in SHARED:
+            if field.name not in SHARED or part is second:
                 default = dataclasses.field(default=field.default)
                 settings.append((setting(part, field.name), hints[field.name], default))
     name = f"{first.__name__}And{second.__name__}Config"
@@ -167,7 +169,21 @@ class Combined(Method):
         off = [self.first.dial.off, self.second.dial.off]
         self.frontier = torch.tensor([off, *frontier], dtype=torch.float64)  # [F + 1, 2]
         self.costs = torch.tensor([1.0, *costs], dtype=torch.float64)  # [F + 1]
-        self.dial = dataclasses.replace(type(self).dial, sweep=tuple(self.costs.tolist()))
+        sweep = tuple(self.costs.tolist())
+        self.dial = dataclasses.replace(type(self).dial, sweep=sweep, trained=self.trained_budget())
+
+    def trained_budget(self) -> float | None:
+        """The highest budget whose dials were trained, if a part was not trained at off; see `Dial.trained`."""
+        dials = (self.first.dial, self.second.dial)
+        if all(dial.trained is None for dial in dials):
+            return None
+        budgets, pairs = self.costs.tolist(), self.frontier.tolist()
+        trained = (
+            budget
+            for budget, pair in zip(budgets, pairs, strict=True)
+            if all(dial.within_trained(value) for dial, value in zip(dials, pair, strict=True))
+        )
+        return next(trained, budgets[-1])
 
     @property
     def exits(self) -> ExitHeads | None:
@@ -193,11 +209,14 @@ class Combined(Method):
         return {**self.first.found(), **self.second.found()}
 
     def stages(self) -> list[Stage]:
-        """Those of the first part, then those of the second with the first beneath it."""
+        """Those of the first part, then those of the second with the first beneath it. The backbone learns once, what
+        the second part needs."""
+        backbone, *others = self.first.stages()
         finetuning = self.second.finetuning()
+        backbone = dataclasses.replace(backbone, decides=finetuning.decides, objective=finetuning.objective)
         above = [stage for stage in self.second.stages() if stage != finetuning]  # it has been done
         return [
-            *(dataclasses.replace(stage, method=self.first) for stage in self.first.stages()),
+            *(dataclasses.replace(stage, method=self.first) for stage in (backbone, *others)),
             *(dataclasses.replace(stage, method=self.second, beneath=self.first, taught=True) for stage in above),
         ]
 

@@ -59,7 +59,7 @@ class StaticDepth(Method):
         trained, full = float(self.depth), float(shape.n_layers)
         self.dial = Dial(
             "depth", f"layers to run: {self.depth}, as trained, or all {shape.n_layers}",
-            off=full, sweep=(full, trained), lower=trained, upper=full,
+            off=full, sweep=(full, trained), lower=trained, upper=full, trained=trained,
         )  # fmt: skip
 
     def decide(self, state: State) -> Decision | None:

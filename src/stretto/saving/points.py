@@ -150,6 +150,12 @@ def budget_named(points: Sequence[OperatingPoint], name: str, dtype: str) -> Ope
     )
 
 
+def as_estimates(points: Sequence[OperatingPoint]) -> list[OperatingPoint]:
+    """The same points without guarantees and what these need: they were measured with other settings, or in another
+    dtype."""
+    return [dataclasses.replace(point, certificate=None, needs=None) for point in points]
+
+
 def promise(point: OperatingPoint) -> str:
     """What a point promises, in words: a guarantee, a latency, or an estimate."""
     if point.certificate is not None:

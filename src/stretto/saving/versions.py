@@ -20,6 +20,11 @@ def versions(*more: str) -> dict[str, str | None]:
     return found
 
 
+def known_versions() -> dict[str, str]:
+    """The same, of what is installed."""
+    return {name: version for name, version in versions().items() if version is not None}
+
+
 def cpu_name() -> str:
     """The name of the processor, from Linux or else from Python."""
     try:
