@@ -22,7 +22,7 @@ from stretto.data import Dataset
 from stretto.deploy.scheduler import Limits
 from stretto.deploy.server import Settings, create_app
 from stretto.methods import METHODS
-from stretto.saving.points import OperatingPoint
+from stretto.saving.points import Certificate, OperatingPoint
 from stretto.tasks import Regression, Seq2Seq, Span, Tokens
 from stretto.training.scratch import ScratchConfig, from_nothing
 
@@ -106,6 +106,23 @@ def test_dials_and_budgets(client: TestClient) -> None:
     assert depth(dial=0.0) == 4 and depth(dial=1.0) == 1
     assert depth(budget={"max_cost": 0.3}) == 1 and depth(budget={"max_cost": 1.0}) == 4
     assert depth(budget="quick") == 1
+
+
+def test_points_of_another_dtype_are_estimates_at_most(
+    client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = app.state.server.served["reviews"].model
+    given = Certificate("right answers lost", 0.01, 0.95, 0.0, ((0.0, 0.01),), 1, {})
+    quick = OperatingPoint(0.0, 0.9, 0.5, 2.0, {}, name="loss-1", dtype="int8", certificate=given)
+    monkeypatch.setattr(model, "operating_points", [*POINTS, quick])
+    points = client.get("/info").json()["models"][0]["points"]
+    assert len(points) == len(POINTS) and not any(point["guaranteed"] for point in points)
+    body = {"inputs": "a good film", "budget": {"max_cost": 0.5}}
+    assert client.post("/predict", json=body).headers["x-depth"] == "1.00"  # by dial 1, not 0
+    monkeypatch.setattr(model, "operating_points", [quick])
+    (point,) = client.get("/info").json()["models"][0]["points"]
+    assert point["dial"] == 0.0 and not point["guaranteed"]  # an estimate
+    assert client.post("/predict", json=body).headers["x-depth"] == "4.00"
 
 
 def test_other_tasks(client: TestClient, app: FastAPI) -> None:

@@ -17,10 +17,12 @@ from stretto.deploy.scheduler import Answer, DeadlinePassed, Limits, QueueFull, 
 from stretto.deploy.schema import ExplainRequest, MaxCost, ModelInfo, Options, Point
 from stretto.errors import StrettoError
 from stretto.model import AdaptiveModel
-from stretto.saving.points import budget_named
+from stretto.saving.points import OperatingPoint, as_estimates, budget_named
 
 #: Requests of more characters are tokenised in a thread, so that other requests do not wait.
 QUICK = 20_000
+#: Windows of a long text that one explanation may run: the other requests wait meanwhile.
+MOST_WINDOWS = 8
 #: Seconds before the server looks whether the client has left: most answers come earlier, and looking takes time.
 PROMPT = 0.05
 FULL = (429, "Overloaded", "Expected room in the queue, got a full one. Try again later.")
@@ -116,12 +118,14 @@ class Served:
         check_some([body.inputs])
         dial, seconds = self.dial_of(body), self.seconds_of(body)
         text = body.inputs if isinstance(body.inputs, str) else tuple(body.inputs)
-        self.model.task.check_input(text)
+        encoded = await asyncio.to_thread(self.encode, [self.model.task.check_input(text)], False)
+        if encoded.truncated and not body.truncate:
+            raise self.too_long(1)
+        if len(encoded.features) > MOST_WINDOWS:
+            raise too_large(f"at most {MOST_WINDOWS} windows to explain", f"{len(encoded.features)}. Shorten the text")
         future = accepted(self.scheduler.call, lambda: explain(self.model, text, dial))
         explained = await wanted(request, future, seconds)
-        if explained.truncated and not body.truncate:
-            raise self.too_long(1)
-        return explained.to_json()
+        return dict(explained.to_json())
 
     def too_long(self, count: int) -> Refused:
         return too_large(
@@ -136,9 +140,9 @@ class Served:
         if options.dial is not None and options.budget is not None:
             raise StrettoError("Expected a dial or a budget, got both. Send one of them.")
         if isinstance(options.budget, MaxCost):
-            point = within_cost(model.operating_points, options.budget.max_cost)
+            point = within_cost(self.points, options.budget.max_cost)
             if point is None:
-                least = min((each.cost for each in model.operating_points), default=1.0)
+                least = min((each.cost for each in self.points), default=1.0)
                 raise StrettoError(
                     f"Expected a max_cost of at least {least:.3f}, the cheapest measured point, got "
                     f"{options.budget.max_cost:g}. Allow more."
@@ -151,7 +155,14 @@ class Served:
         return float(model.dials_of(options.dial, 1)[0])
 
     def seconds_of(self, options: Options) -> float:
-        return self.seconds if options.deadline_ms is None else options.deadline_ms / 1000
+        """A client may ask for less time than the server gives, not for more."""
+        return self.seconds if options.deadline_ms is None else min(self.seconds, options.deadline_ms / 1000)
+
+    @property
+    def points(self) -> list[OperatingPoint]:
+        """Those measured in the model's dtype. If there are none, the others, as estimates."""
+        points = self.model.operating_points
+        return [point for point in points if point.dtype == self.model.dtype] or as_estimates(points)
 
     @property
     def info(self) -> ModelInfo:
@@ -162,7 +173,7 @@ class Served:
                 dial=point.dial, score=point.to_json()["score"], cost=point.cost, depth=point.depth,
                 name=point.name or None, guaranteed=point.certificate is not None,
             )
-            for point in model.operating_points
+            for point in self.points
         ]  # fmt: skip
         return ModelInfo(
             name=self.name, task=model.task.name, method=model.method.name, labels=model.task.label_names,
