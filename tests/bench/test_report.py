@@ -50,7 +50,8 @@ def test_exits(tmp_path: Path) -> None:
     assert "are 2.0–2.0 times as fast as the full model" in table
     assert "| deebert | 0.5 | 90.50 | 0.400 | 4.80 | 0.2 | 2.00 / – / 2.00 / – |" in exits.set_tables(groups)
     assert "| deebert (cls) | 91.00 @ 1.01 |" in exits.cheapest_table(groups)
-    assert "batch 32: 0 of 2 rows" in exits.tracking_note(groups)  # at two budgets
+    assert "batch 32: a median of 0.80 of the FLOPs gain became" in exits.tracking_note(groups)
+    assert "(0.80–0.80; 2 rows)" in exits.tracking_note(groups)  # at two budgets
     assert "add 1.0 to 1.0 %" in exits.tracking_note(groups)
     assert exits.gains_table(groups) == exits.summary_table([]) == "Not measured yet."  # no stream
     panels = exit_panels(groups)

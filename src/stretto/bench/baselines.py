@@ -182,10 +182,10 @@ class OnnxRuntime:
     def quantised(self) -> Path:
         path = self.folder / "int8.onnx"
         if not path.exists():
-            unfinished = path.with_suffix(".part")
-            shutil.copyfile(self.exported(), unfinished)
-            quantise(unfinished)
-            unfinished.rename(path)
+            exported = self.exported()
+            with replacing_file(path) as unfinished:
+                shutil.copyfile(exported, unfinished)
+                quantise(unfinished)
         return path
 
 

@@ -17,6 +17,7 @@ from stretto.bench.report.plots import Panels, curve_panels, digest, draw, drawn
 from stretto.bench.results import Row, load_all
 from stretto.bench.suite import Suite
 from stretto.errors import StrettoError
+from stretto.saving.files import write_text
 from stretto.training.plan import DEFAULTS
 from stretto.training.pretraining import DEFAULTS as PRETRAINING_DEFAULTS
 
@@ -51,6 +52,7 @@ class Pages:
             "rationales": partial(drops.rationale_tables, of_drops),
             "depths": partial(depths.depth_tables, of_depths),
             "depths-summary": partial(drops.loss_summary, [g for g in of_depths if g.any.seed == 42], depths.METHODS),
+            "combinations": partial(drops.drop_tables, groups_of(self.rows("combinations"))),
             "pretraining": partial(depths.pretraining_tables, groups_of(self.rows("pretraining"), with_full=False)),
             "engine": partial(engine.summary_table, of_engine),
             "engine-cells": partial(engine.cell_table, of_engine),
@@ -98,7 +100,7 @@ class Pages:
             if wanted != text:
                 stale.append(page)
                 if write:
-                    page.write_text(wanted, encoding="utf-8")
+                    write_text(page, wanted)
         for name, (drawn, drawer) in self.plots().items():
             path = self.root / "docs" / "images" / name
             if drawn and drawn_digest(path) != digest(drawn):
