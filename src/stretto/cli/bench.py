@@ -53,7 +53,7 @@ def engine(
     dtypes: Annotated[str, Option(help="float32, int8.")] = "float32,int8",
     rounds: Rounds = 9,
     seed: Seed = 0,
-    threads: Annotated[int, Option(min=1, help="Threads for everybody.")] = 2,
+    threads: Annotated[int, Option(min=1, help="Threads of each contender.")] = 2,
     onnx: Annotated[bool, Option("--onnx/--no-onnx", help="Compare with ONNX Runtime.")] = True,
 ) -> None:
     """Measure the engine itself, with scripted decisions, against Hugging Face and ONNX Runtime."""
@@ -84,7 +84,7 @@ def decoder(
     dtypes: Annotated[str, Option(help="float32, int8.")] = "float32,int8",
     rounds: Rounds = 5,
     seed: Seed = 0,
-    threads: Annotated[int, Option(min=1, help="Threads for everybody.")] = 2,
+    threads: Annotated[int, Option(min=1, help="Threads of each contender.")] = 2,
 ) -> None:
     """Measure how fast texts are written, against Hugging Face and CTranslate2, and what scripted exits gain."""
     from stretto.bench.decoder import bench_decoder
@@ -157,7 +157,7 @@ def server(
     dial: Annotated[float | None, Option(help="Dial of stretto's servers; default: the model's own.")] = None,
     seconds: Annotated[float, Option(min=0.1, help="Seconds of each load.")] = 60.0,
     contenders: Annotated[
-        str, Option(help="Servers, one after another.")
+        str, Option(help="Servers to measure, separated by commas.")
     ] = "stretto,wait_for_batch,stretto_int8,huggingface,onnx_int8",
     lengths: Annotated[str, Option(help="short: the texts; mixed: 1 to 16 of them joined.")] = "short,mixed",
     threads: Annotated[int, Option(min=1, help="Cores and threads of each server; the client has another core.")] = 1,

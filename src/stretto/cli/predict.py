@@ -75,13 +75,13 @@ def predict(
     num_beams: NumBeams = None,
     max_new_tokens: MaxNewTokens = None,
     workers: Annotated[
-        int | None, Option(min=1, help="Processes, each with one thread; needs a folder. Default: this one.")
+        int | None, Option(min=1, help="Processes, each with one thread; needs a folder. Default: only this process.")
     ] = None,
     ray: Annotated[
         str | None, Option(metavar="ADDRESS", help="Workers on a Ray cluster: auto, local or HOST:PORT.")
     ] = None,
-    format: Annotated[str, Option(help="Of the parts in a folder: jsonl, csv, parquet, jsonl.gz, …")] = "jsonl",
-    block_size: Annotated[int, Option(min=1, help="Texts of a part in a folder.")] = 10_000,
+    format: Annotated[str, Option(help="Format of the parts in a folder: jsonl, csv, parquet, jsonl.gz, …")] = "jsonl",
+    block_size: Annotated[int, Option(min=1, help="Texts per part in a folder.")] = 10_000,
     restart: Annotated[bool, Option("--restart", help="Discard what an earlier job has left in the folder.")] = False,
 ) -> None:
     """Answer texts, in their order.

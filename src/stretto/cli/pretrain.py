@@ -57,7 +57,7 @@ def pretrain(
     max_length: Annotated[int, Option(min=1, help="Longest input in tokens; longer texts are split.")] = 128,
     hidden_size: Annotated[int, Option(min=1, help="Width.")] = 128,
     embedding_size: Annotated[int, Option(min=1, help="Width of the token embeddings.")] = 64,
-    num_hidden_layers: Annotated[int, Option(min=1, help="Layers in all.")] = 9,
+    num_hidden_layers: Annotated[int, Option(min=1, help="Number of layers.")] = 9,
     num_hidden_groups: Annotated[int, Option(min=1, help="Groups of layers that share parameters.")] = 3,
     num_attention_heads: Annotated[int, Option(min=1, help="Attention heads.")] = 4,
     intermediate_size: Annotated[int, Option(min=1, help="Width of the FFN.")] = 512,

@@ -51,7 +51,7 @@ def serve(
 
     key = None if api_key_file is None else read_key(api_key_file)
     if key is None and host not in LOCAL:
-        say(f"listening on {host} without --api-key-file: everybody who can reach this machine can use the models")
+        say(f"listening on {host} without --api-key-file: anyone who can reach this machine can use the models")
     loaded = {name: open_model(folder, dtype) for name, folder in named(models).items()}
     if dial is not None:
         first = next(iter(loaded.values()))

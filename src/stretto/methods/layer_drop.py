@@ -15,7 +15,7 @@ Differs from the paper:
 - Any number n of layers can be removed: layers ⌈j L / n⌉ for j = 1..n. If n divides L this is the paper's rule.
 - The pruned model is not fine-tuned again.
 
-Dial: the number of layers kept. All of them (off) is the full model.
+Dial: the layers: how many are kept, evenly spread. All of them (off) is the full model.
 """
 
 from __future__ import annotations
