@@ -295,6 +295,8 @@ def test_openapi_is_true() -> None:
     assert {"/predict", "/predict/{model}", "/tokens", "/answer", "/generate", "/explain"} <= {
         each.path for each in operations
     }
+    described = make_app().openapi()["paths"]["/predict"]["post"]["responses"]["200"]["headers"]
+    assert {"x-queue-time", "x-inference-time", "x-compute-tokens", "x-depth", "x-cost"} == set(described)
     for operation in operations:
 
         @given(case=operation.as_strategy() | operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))

@@ -67,7 +67,16 @@ CODES = {
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": Error, "description": text} for code, text in CODES.items() if code not in (404, 405, 415)
 }
-NAMED: dict[int | str, dict[str, Any]] = {**ERRORS, 404: {"model": Error, "description": CODES[404]}}
+#: What `headers_of` sends beside an answer.
+HEADERS = {
+    "x-queue-time": "milliseconds in the queue", "x-inference-time": "milliseconds in the engine",
+    "x-compute-tokens": "tokens of all inputs", "x-depth": "layers run, a mean over the inputs",
+    "x-cost": "fraction of the full model's FLOPs, a mean over the inputs",
+}  # fmt: skip
+ANSWERED: dict[int | str, dict[str, Any]] = {
+    200: {"headers": {name: {"description": text, "schema": {"type": "string"}} for name, text in HEADERS.items()}}
+}
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": Error, "description": CODES[404]}}
 ModelName = Annotated[str | None, Query(description="Which model; default: the first that does this.")]
 
 
@@ -222,13 +231,14 @@ def add_answers(app: FastAPI, server: Server) -> None:
         """The same, by the model of this name."""
         return await predict(request, body, server.named(model, SequenceTask))
 
-    for path, endpoint, errors in (("/predict", predict_first, ERRORS), ("/predict/{model}", predict_named, NAMED)):
+    for path, endpoint, errors in (("/predict", predict_first, {}), ("/predict/{model}", predict_named, UNKNOWN)):
         app.router.add_api_route(
-            path, endpoint, methods=["POST"], responses=errors, response_model=list[Score] | list[list[Score]],
+            path, endpoint, methods=["POST"], responses={**ANSWERED, **ERRORS, **errors},
+            response_model=list[Score] | list[list[Score]],
             tags=["text-embeddings-inference"] if path == "/predict" else None, route_class_override=PredictRoute,
         )  # fmt: skip
 
-    @app.post("/tokens", responses=NAMED)
+    @app.post("/tokens", responses={**ANSWERED, **ERRORS, **UNKNOWN})
     async def tokens(
         request: Request, response: Response, body: TokensRequest, model: ModelName = None
     ) -> Tags | list[Tags]:
@@ -239,14 +249,14 @@ def add_answers(app: FastAPI, server: Server) -> None:
         answers = [Tags(**asdict(each)) for each in result.predictions]
         return answers if is_batch else answers[0]
 
-    @app.post("/answer", responses=NAMED)
+    @app.post("/answer", responses={**ANSWERED, **ERRORS, **UNKNOWN})
     async def answer(request: Request, response: Response, body: AnswerRequest, model: ModelName = None) -> SpanAnswer:
         """The part of the context that answers the question."""
         result = await server.named(model, Span).answer(request, [(body.question, body.context)], body)
         response.headers.update(headers_of(result))
         return SpanAnswer(**asdict(result.predictions[0]))
 
-    @app.post("/generate", responses=NAMED)
+    @app.post("/generate", responses={**ANSWERED, **ERRORS, **UNKNOWN})
     async def generate(
         request: Request, response: Response, body: GenerateRequest, model: ModelName = None
     ) -> Written | list[Written]:
@@ -257,7 +267,7 @@ def add_answers(app: FastAPI, server: Server) -> None:
         answers = [Written(**asdict(each)) for each in result.predictions]
         return answers if is_batch else answers[0]
 
-    @app.post("/explain", responses=NAMED)
+    @app.post("/explain", responses={**ERRORS, **UNKNOWN})
     async def explain(request: Request, body: ExplainRequest, model: ModelName = None) -> Explained:
         """Which token lives to which layer, and where the answer was given."""
         return Explained(**await server.named(model, (SequenceTask, Tokens, Span)).explain(request, body))
