@@ -108,6 +108,12 @@ def test_dials_and_budgets(client: TestClient) -> None:
     assert depth(budget="quick") == 1
 
 
+def test_an_explanation_runs_few_windows(client: TestClient, app: FastAPI) -> None:
+    name = next(n for n, each in app.state.server.served.items() if each.model.task.name == "span")
+    long = client.post(f"/explain?model={name}", json={"inputs": ["how many ?", "one city and " * 400]})
+    assert long.status_code == 413 and "windows to explain" in long.json()["error"]
+
+
 def test_points_of_another_dtype_are_estimates_at_most(
     client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
